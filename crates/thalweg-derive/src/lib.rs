@@ -1,4 +1,4 @@
-//! `#[derive(Module)]` for structures of modules, parameters and buffers.
+//! `#[derive(Module)]` for structures of modules, parameters and buffers, and attributes of functions whose caller's line is named.
 //!
 //! A field without an attribute is a module within the module. Other fields are described by `#[module(…)]`:
 //!
@@ -15,7 +15,7 @@
 #![forbid(unsafe_code)]
 
 use proc_macro::TokenStream;
-use proc_macro2::{Span, TokenStream as Tokens};
+use proc_macro2::{Span, TokenStream as Tokens, TokenTree};
 use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{
@@ -33,6 +33,50 @@ pub fn module(input: TokenStream) -> TokenStream {
 #[proc_macro_derive(FacadeModule, attributes(module))]
 pub fn facade_module(input: TokenStream) -> TokenStream {
     derive(parse_macro_input!(input as DeriveInput), &quote!(::thalweg::module))
+}
+
+/// Defines attributes of functions that run as closures of functions of `thalweg_tensor::caller` with the same name and arguments.
+macro_rules! attributes {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        #[proc_macro_attribute]
+        pub fn $name(arguments: TokenStream, function: TokenStream) -> TokenStream {
+            let arguments = Tokens::from(arguments);
+            let comma = (!arguments.is_empty()).then(|| quote!(,));
+            with_body(function, |body| {
+                let caller = quote!(::thalweg_tensor::caller);
+                quote!({ #caller::$name(#arguments #comma ::core::panic::Location::caller(), || #body) })
+            })
+        }
+    )*};
+}
+
+attributes! {
+    /// Lets the errors of a function, and the commands that it queues, name the line of its caller.
+    at_line
+    /// Lets the errors of a function on tensors name it, its tensors and the line of its caller: `#[in_call("softmax", &[input])]`.
+    in_call
+    /// Lets the errors of a function without tensors name it and the line of its caller: `#[in_function("Linear::new")]`.
+    in_function
+}
+
+/// Lets what a function calls name the line of its caller.
+#[proc_macro_attribute]
+pub fn enter(_: TokenStream, function: TokenStream) -> TokenStream {
+    with_body(function, |body| {
+        quote!({
+            let _entered = ::thalweg_tensor::caller::enter(::core::panic::Location::caller());
+            #body
+        })
+    })
+}
+
+/// Returns a function that tracks its caller, with another body.
+fn with_body(function: TokenStream, change: impl Fn(Tokens) -> Tokens) -> TokenStream {
+    let mut tokens: Vec<TokenTree> = Tokens::from(function).into_iter().collect();
+    let body = tokens.pop().expect("an attribute is over something");
+    let body = change(body.into());
+    quote!(#[track_caller] #(#tokens)* #body).into()
 }
 
 fn derive(input: DeriveInput, path: &Tokens) -> TokenStream {

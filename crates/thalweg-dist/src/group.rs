@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use thalweg_derive::at_line;
 use thalweg_driver::Code;
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{
@@ -122,7 +123,7 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no such rank; [`Error::is_distributed`] if rank 0 does not make the call in
     /// time; [`Error::is_library_missing`] on a GPU without NCCL.
-    #[track_caller]
+    #[at_line]
     pub fn new(
         store: Arc<dyn Store>,
         rank: u32,
@@ -130,22 +131,20 @@ impl ProcessGroup {
         device: &Device,
         options: GroupOptions,
     ) -> Result<Self> {
-        at_line(Location::caller(), || {
-            refuse_if!(
-                rank >= world_size,
-                "init_process_group: rank {rank} is not in a world of {world_size} ranks, which are 0 to world_size - 1"
-            );
-            let plan = Plan {
-                name: FIRST.to_owned(),
-                rank,
-                global_ranks: (0..world_size).collect(),
-                device: device.clone(),
-                root: store,
-                options,
-            };
-            let communicator = joined(&plan)?;
-            Self::made(plan, communicator)
-        })
+        refuse_if!(
+            rank >= world_size,
+            "init_process_group: rank {rank} is not in a world of {world_size} ranks, which are 0 to world_size - 1"
+        );
+        let plan = Plan {
+            name: FIRST.to_owned(),
+            rank,
+            global_ranks: (0..world_size).collect(),
+            device: device.clone(),
+            root: store,
+            options,
+        };
+        let communicator = joined(&plan)?;
+        Self::made(plan, communicator)
     }
 
     fn made(plan: Plan, communicator: Communicator) -> Result<Self> {
@@ -242,29 +241,27 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::is_invalid_argument`] if a rank is not in this group or is named twice; [`Error::is_distributed`] if the ranks
     /// name different ranks, or one does not make the call in time.
-    #[track_caller]
+    #[at_line]
     pub fn new_group(&self, ranks: &[u32]) -> Result<Option<Self>> {
-        at_line(Location::caller(), || {
-            self.check()?;
-            for (place, &rank) in ranks.iter().enumerate() {
-                refuse_if!(
-                    rank >= self.size(),
-                    "new_group: the new group's rank should be within the world_size set by init_process_group: {rank} of {}",
-                    self.size()
-                );
-                if ranks[..place].contains(&rank) {
-                    refuse!("new_group: group ranks should be unique, and {rank} is named twice");
-                }
+        self.check()?;
+        for (place, &rank) in ranks.iter().enumerate() {
+            refuse_if!(
+                rank >= self.size(),
+                "new_group: the new group's rank should be within the world_size set by init_process_group: {rank} of {}",
+                self.size()
+            );
+            if ranks[..place].contains(&rank) {
+                refuse!("new_group: group ranks should be unique, and {rank} is named twice");
             }
-            refuse_if!(ranks.is_empty(), "new_group: a group of no ranks");
-            let number = self.0.children.fetch_add(1, Ordering::Relaxed);
-            self.agree(
-                "new_group",
-                &format!("new_group/{number}"),
-                &format!("makes a group of the ranks {ranks:?}"),
-            )?;
-            self.part(format!("{}.{number}", self.name()), ranks)
-        })
+        }
+        refuse_if!(ranks.is_empty(), "new_group: a group of no ranks");
+        let number = self.0.children.fetch_add(1, Ordering::Relaxed);
+        self.agree(
+            "new_group",
+            &format!("new_group/{number}"),
+            &format!("makes a group of the ranks {ranks:?}"),
+        )?;
+        self.part(format!("{}.{number}", self.name()), ranks)
     }
 
     /// Waits until all ranks of this group are about to make the same call. If one is not, all of them get the error.
@@ -296,31 +293,29 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::is_distributed`] if a rank does not make the call in time.
-    #[track_caller]
+    #[at_line]
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
-        at_line(Location::caller(), || {
-            self.check()?;
-            let number = self.0.children.fetch_add(1, Ordering::Relaxed);
-            let entry = |rank: u32| format!("split/{number}/{rank}");
-            let own = format!("{} {key}", color.map_or(-1, i64::from));
-            self.0.store.set(&entry(self.rank()), own.as_bytes())?;
-            let mut chosen: Vec<(i32, u32)> = Vec::new();
-            for rank in 0..self.size() {
-                let text = String::from_utf8_lossy(&self.0.store.get(&entry(rank))?).into_owned();
-                let mut words = text.split(' ').map(str::parse::<i64>);
-                let (Some(Ok(other)), Some(Ok(key))) = (words.next(), words.next()) else {
-                    return Err(Error::distributed(format!(
-                        "split: rank {rank} wrote \"{text}\", not color and key"
-                    )));
-                };
-                if color.is_some_and(|color| i64::from(color) == other) {
-                    chosen.push((key as i32, rank));
-                }
+        self.check()?;
+        let number = self.0.children.fetch_add(1, Ordering::Relaxed);
+        let entry = |rank: u32| format!("split/{number}/{rank}");
+        let own = format!("{} {key}", color.map_or(-1, i64::from));
+        self.0.store.set(&entry(self.rank()), own.as_bytes())?;
+        let mut chosen: Vec<(i32, u32)> = Vec::new();
+        for rank in 0..self.size() {
+            let text = String::from_utf8_lossy(&self.0.store.get(&entry(rank))?).into_owned();
+            let mut words = text.split(' ').map(str::parse::<i64>);
+            let (Some(Ok(other)), Some(Ok(key))) = (words.next(), words.next()) else {
+                return Err(Error::distributed(format!(
+                    "split: rank {rank} wrote \"{text}\", not color and key"
+                )));
+            };
+            if color.is_some_and(|color| i64::from(color) == other) {
+                chosen.push((key as i32, rank));
             }
-            chosen.sort_unstable();
-            let ranks: Vec<u32> = chosen.into_iter().map(|(_, rank)| rank).collect();
-            self.part(format!("{}.{number}.{}", self.name(), color.unwrap_or_default()), &ranks)
-        })
+        }
+        chosen.sort_unstable();
+        let ranks: Vec<u32> = chosen.into_iter().map(|(_, rank)| rank).collect();
+        self.part(format!("{}.{number}.{}", self.name(), color.unwrap_or_default()), &ranks)
     }
 
     /// Makes the group of these ranks, if this rank is among them. All ranks of this group call it, each with its own part.

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::panic::Location;
 
+use thalweg_derive::at_line;
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
-use thalweg_tensor::caller::at_line;
 
 use crate::ProcessGroup;
 
@@ -36,22 +36,20 @@ impl DeviceMesh {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the number of names is not the number of dimensions, a name is empty or occurs twice, or
     /// the product of the sizes is not the number of ranks; [`Error::is_distributed`] if a rank does not make the call in time.
-    #[track_caller]
+    #[at_line]
     pub fn new(world: &ProcessGroup, shape: &[usize], names: &[&str]) -> Result<Self> {
-        at_line(Location::caller(), || {
-            check(world.size() as usize, shape, names)?;
-            let rank = world.rank() as usize;
-            let mut dimensions = Vec::new();
-            let mut stride = world.size() as usize;
-            for (&size, &name) in shape.iter().zip(names) {
-                stride /= size;
-                // The group is the ranks that differ only in this coordinate; the color is the lowest of them.
-                let color = rank - rank / stride % size * stride;
-                let group = world.split(Some(color as u32), 0)?.expect("a rank with a color has a group");
-                dimensions.push(Dimension { name: name.to_owned(), group });
-            }
-            Ok(Self { world: world.clone(), dimensions })
-        })
+        check(world.size() as usize, shape, names)?;
+        let rank = world.rank() as usize;
+        let mut dimensions = Vec::new();
+        let mut stride = world.size() as usize;
+        for (&size, &name) in shape.iter().zip(names) {
+            stride /= size;
+            // The group is the ranks that differ only in this coordinate; the color is the lowest of them.
+            let color = rank - rank / stride % size * stride;
+            let group = world.split(Some(color as u32), 0)?.expect("a rank with a color has a group");
+            dimensions.push(Dimension { name: name.to_owned(), group });
+        }
+        Ok(Self { world: world.clone(), dimensions })
     }
 
     /// Returns the sizes of the dimensions.

@@ -40,11 +40,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use thalweg_derive::at_line;
 use thalweg_ir::{DType, Element, byte_count};
 use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result, Stream, invalid, options, refuse_if};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{at_line, label_at};
+use thalweg_tensor::caller::label_at;
 use thalweg_tensor::random::Generator;
 
 /// One part of a sample: an image, a class.
@@ -172,28 +173,26 @@ impl<D: Dataset> DataLoader<D> {
     /// # Errors
     /// [`Error::is_invalid_argument`] if a batch has no samples or too many bytes; [`Error::is_out_of_memory`] if the host has
     /// not enough memory for the pinned batches.
-    #[track_caller]
+    #[at_line]
     pub fn new(dataset: Arc<D>, options: DataLoaderOptions, device: &Device) -> Result<Self> {
-        at_line(Location::caller(), || {
-            refuse_if!(options.batch_size == 0, "DataLoader: batch_size must be at least 1");
-            let fields = dataset.fields();
-            let ahead = (options.num_workers * options.prefetch_factor.max(1)).max(1) + 1;
-            let batch = || {
-                let sizes = fields.iter().map(|field| Ok(byte_count(&field.shape, field.dtype)?));
-                let sizes = sizes.collect::<Result<Vec<usize>>>()?;
-                let buffer = |&bytes: &usize| {
-                    let bytes = bytes.checked_mul(options.batch_size);
-                    let bytes = bytes.ok_or_else(|| invalid!("DataLoader: a batch is too large"))?;
-                    PinnedBuffer::new(device, bytes.max(1) as u64)
-                };
-                let buffers = sizes.iter().map(buffer).collect::<Result<_>>()?;
-                Ok(PinnedBatch { buffers, copied: Event::new(), staging: vec![Vec::new(); fields.len()] })
+        refuse_if!(options.batch_size == 0, "DataLoader: batch_size must be at least 1");
+        let fields = dataset.fields();
+        let ahead = (options.num_workers * options.prefetch_factor.max(1)).max(1) + 1;
+        let batch = || {
+            let sizes = fields.iter().map(|field| Ok(byte_count(&field.shape, field.dtype)?));
+            let sizes = sizes.collect::<Result<Vec<usize>>>()?;
+            let buffer = |&bytes: &usize| {
+                let bytes = bytes.checked_mul(options.batch_size);
+                let bytes = bytes.ok_or_else(|| invalid!("DataLoader: a batch is too large"))?;
+                PinnedBuffer::new(device, bytes.max(1) as u64)
             };
-            let free = (0..ahead).map(|_| batch()).collect::<Result<_>>()?;
-            // The allocator's cache is per stream, so loaders share one stream.
-            let stream = Stream::for_copies(device)?;
-            Ok(Self { dataset, options, fields, device: device.clone(), stream, epoch: 0, free })
-        })
+            let buffers = sizes.iter().map(buffer).collect::<Result<_>>()?;
+            Ok(PinnedBatch { buffers, copied: Event::new(), staging: vec![Vec::new(); fields.len()] })
+        };
+        let free = (0..ahead).map(|_| batch()).collect::<Result<_>>()?;
+        // The allocator's cache is per stream, so loaders share one stream.
+        let stream = Stream::for_copies(device)?;
+        Ok(Self { dataset, options, fields, device: device.clone(), stream, epoch: 0, free })
     }
 
     /// Returns the number of batches of an epoch.

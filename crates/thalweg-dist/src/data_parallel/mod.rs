@@ -20,6 +20,7 @@ mod used;
 use std::panic::Location;
 use std::sync::Arc;
 
+use thalweg_derive::at_line;
 use thalweg_nn::module::{Entry, EntryMut, Forward, Module};
 use thalweg_nn::optim::{Optimizer, OptimizerOptions};
 use thalweg_runtime::{Error, Result, options, refuse, refuse_if};
@@ -81,28 +82,26 @@ impl<M: Module> DistributedDataParallel<M> {
     /// # Errors
     /// [`Error::is_invalid_argument`] if no parameter requires a gradient, a parameter is on another device than the group, or the
     /// ranks' modules differ.
-    #[track_caller]
+    #[at_line]
     pub fn new(module: M, group: &ProcessGroup, options: DataParallelOptions) -> Result<Self> {
-        at_line(Location::caller(), || {
-            let named = module.named_parameters();
-            let parameters: Vec<Tensor> = named
-                .iter()
-                .map(|(_, parameter)| parameter.clone())
-                .filter(|parameter| parameter.requires_grad())
-                .collect();
-            refuse_if!(
-                parameters.is_empty(),
-                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
-            );
-            let buffers: Vec<Tensor> = module.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
-            verify_same(group, &named)?;
-            let all: Vec<Tensor> =
-                named.iter().map(|(_, parameter)| parameter).chain(&buffers).map(Tensor::detach).collect();
-            broadcast(group, &all, 0)?;
-            let reducer = Arc::new(Reducer::new(group.clone(), parameters, buffers, options));
-            let hooks = reducer.register()?;
-            Ok(Self { module, reducer, hooks })
-        })
+        let named = module.named_parameters();
+        let parameters: Vec<Tensor> = named
+            .iter()
+            .map(|(_, parameter)| parameter.clone())
+            .filter(|parameter| parameter.requires_grad())
+            .collect();
+        refuse_if!(
+            parameters.is_empty(),
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+        );
+        let buffers: Vec<Tensor> = module.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
+        verify_same(group, &named)?;
+        let all: Vec<Tensor> =
+            named.iter().map(|(_, parameter)| parameter).chain(&buffers).map(Tensor::detach).collect();
+        broadcast(group, &all, 0)?;
+        let reducer = Arc::new(Reducer::new(group.clone(), parameters, buffers, options));
+        let hooks = reducer.register()?;
+        Ok(Self { module, reducer, hooks })
     }
 
     /// Returns the module.
@@ -163,26 +162,24 @@ impl<M: Module> DistributedDataParallel<M> {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the optimizer has a parameter that gets no gradient here, or an optimizer is registered
     /// already.
-    #[track_caller]
+    #[at_line]
     pub fn register_fused_optim<O: OptimizerOptions + 'static>(
         &self,
         optimizer: &Arc<Optimizer<O>>,
     ) -> Result<()> {
-        at_line(Location::caller(), || {
-            let is_reduced = |own: &Tensor| self.reducer.parameters.iter().any(|other| other.is_same(own));
-            if let Some(other) = optimizer.parameters().find(|own| !is_reduced(own)) {
-                refuse!(
-                    "register_fused_optim: {other:?} of the optimizer is not a parameter of the module that requires a gradient, so nothing would step it"
-                );
-            }
-            let (fused, optimizer) = (&mut self.reducer.state().fused, optimizer.clone());
-            refuse_if!(
-                fused.is_some(),
-                "register_fused_optim: the module has such an optimizer already: give it one of all parameters"
+        let is_reduced = |own: &Tensor| self.reducer.parameters.iter().any(|other| other.is_same(own));
+        if let Some(other) = optimizer.parameters().find(|own| !is_reduced(own)) {
+            refuse!(
+                "register_fused_optim: {other:?} of the optimizer is not a parameter of the module that requires a gradient, so nothing would step it"
             );
-            *fused = Some(Arc::new(move |members: &[Tensor]| optimizer.step_parameters(members)));
-            Ok(())
-        })
+        }
+        let (fused, optimizer) = (&mut self.reducer.state().fused, optimizer.clone());
+        refuse_if!(
+            fused.is_some(),
+            "register_fused_optim: the module has such an optimizer already: give it one of all parameters"
+        );
+        *fused = Some(Arc::new(move |members: &[Tensor]| optimizer.step_parameters(members)));
+        Ok(())
     }
 
     /// Returns the bytes of gradients in each bucket, in the order of their reductions.

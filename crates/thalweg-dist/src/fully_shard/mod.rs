@@ -35,16 +35,15 @@ mod offload;
 mod offloaded;
 mod unit;
 
-use std::panic::Location;
 use std::sync::{Arc, Weak};
 
+use thalweg_derive::at_line;
 use thalweg_ir::DType;
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_nn::module::{Entry, EntryMut, Forward, Module, walk, walk_mut};
 use thalweg_nn::optim::{clip_grads_with_norm_, get_total_norm};
 use thalweg_runtime::{Error, Result, invalid, options, refuse_if};
 use thalweg_tensor::autograd::saved_tensors_hooks_for;
-use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
 pub use self::offload::OffloadedOptimizer;
@@ -143,13 +142,13 @@ fn units_of(group: &ProcessGroup) -> Vec<Arc<Unit>> {
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if a parameter is on another device than the group, or is a scalar; and those of collectives.
-#[track_caller]
+#[at_line]
 pub fn fully_shard<M: Module>(
     module: M,
     group: &ProcessGroup,
     options: FullyShardOptions,
 ) -> Result<FullyShard<M>> {
-    at_line(Location::caller(), || shard(module, (group, None), options))
+    shard(module, (group, None), options)
 }
 
 /// Shards the parameters of a module, as [`fully_shard`] does, along the last dimension of a mesh; along the first of two
@@ -158,24 +157,22 @@ pub fn fully_shard<M: Module>(
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the mesh has more than two dimensions; else those of [`fully_shard`].
-#[track_caller]
+#[at_line]
 pub fn fully_shard_on_mesh<M: Module>(
     module: M,
     mesh: &DeviceMesh,
     options: FullyShardOptions,
 ) -> Result<FullyShard<M>> {
-    at_line(Location::caller(), || {
-        let groups = mesh.names().into_iter().map(|name| mesh.group(name)).collect::<Result<Vec<_>>>()?;
-        match groups[..] {
-            [group] => shard(module, (group, None), options),
-            [replicas, group] => shard(module, (group, Some(replicas)), options),
-            _ => Err(invalid!(
-                "fully_shard expects a 1D or 2D DeviceMesh but got {:?} of shape {:?}",
-                mesh.names(),
-                mesh.shape()
-            )),
-        }
-    })
+    let groups = mesh.names().into_iter().map(|name| mesh.group(name)).collect::<Result<Vec<_>>>()?;
+    match groups[..] {
+        [group] => shard(module, (group, None), options),
+        [replicas, group] => shard(module, (group, Some(replicas)), options),
+        _ => Err(invalid!(
+            "fully_shard expects a 1D or 2D DeviceMesh but got {:?} of shape {:?}",
+            mesh.names(),
+            mesh.shape()
+        )),
+    }
 }
 
 /// Shards the parameters of a module over a group, which may have replicas.
@@ -206,25 +203,23 @@ impl<M: Module> FullyShard<M> {
     /// # Errors
     /// Those of the pass and of collectives; [`Error::is_invalid_argument`] if the module is in a forward pass already, or a
     /// backward pass did not reach all units ([`finish_backward`](Self::finish_backward)).
-    #[track_caller]
+    #[at_line]
     pub fn run<T>(&self, forward: impl FnOnce(&M) -> Result<T>) -> Result<T> {
-        at_line(Location::caller(), || {
-            let mut module = self.lock()?;
-            let context = self.unit.context();
-            let _inside = context.enter(&self.unit)?;
-            let whole = self.unit.gathered()?;
-            context.prefetch_forward(&self.unit)?;
-            let whole = self.unit.recorded(whole);
-            let exchanged = Exchanged::new(&mut *module, self.unit.shards(), whole)?;
-            let (packing, pass) = (context.clone(), || forward(exchanged.module));
-            let result =
-                saved_tensors_hooks_for(move |tensor| Ok(packing.note(tensor)), unit::Note::tensor, pass);
-            drop(exchanged);
-            if self.unit.reshards_after_forward() {
-                self.unit.reshard()?;
-            }
-            result
-        })
+        let mut module = self.lock()?;
+        let context = self.unit.context();
+        let _inside = context.enter(&self.unit)?;
+        let whole = self.unit.gathered()?;
+        context.prefetch_forward(&self.unit)?;
+        let whole = self.unit.recorded(whole);
+        let exchanged = Exchanged::new(&mut *module, self.unit.shards(), whole)?;
+        let (packing, pass) = (context.clone(), || forward(exchanged.module));
+        let result =
+            saved_tensors_hooks_for(move |tensor| Ok(packing.note(tensor)), unit::Note::tensor, pass);
+        drop(exchanged);
+        if self.unit.reshards_after_forward() {
+            self.unit.reshard()?;
+        }
+        result
     }
 
     /// Returns the process group.
@@ -239,9 +234,9 @@ impl<M: Module> FullyShard<M> {
 
     /// Gathers the full parameters, which stay until [`reshard`](Self::reshard) or the next pass frees them. A forward pass then
     /// need not wait for them. Asynchronous.
-    #[track_caller]
+    #[at_line]
     pub fn unshard(&self) -> Result<()> {
-        at_line(Location::caller(), || self.unit.gather_after_current())
+        self.unit.gather_after_current()
     }
 
     /// Frees the full parameters. Asynchronous.
@@ -262,9 +257,9 @@ impl<M: Module> FullyShard<M> {
 
     /// Ends a backward pass that did not reach all units whose forward pass was recorded: the gradients that were still being
     /// reduced are added to those of the shards. Other passes end without this call.
-    #[track_caller]
+    #[at_line]
     pub fn finish_backward(&self) -> Result<()> {
-        at_line(Location::caller(), || self.unit.context().finish())
+        self.unit.context().finish()
     }
 
     /// Scales the gradients of all shards so that their norm over all ranks is at most `max_norm`, and returns the norm before
@@ -272,38 +267,35 @@ impl<M: Module> FullyShard<M> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no gradient, or a number is not above 0; and those of collectives.
-    #[track_caller]
+    #[at_line]
     pub fn clip_grad_norm_(&self, max_norm: f64, norm_type: f64) -> Result<Tensor> {
-        at_line(Location::caller(), || {
-            no_grad(|| {
-                let parameters = self.parameters();
-                let present: Vec<&Tensor> =
-                    parameters.iter().filter(|parameter| !parameter.device().is_meta()).collect();
-                let gradients: Vec<Tensor> =
-                    present.iter().filter_map(|parameter| parameter.grad()).collect();
-                let mut norms = offload::norms(self.units(), norm_type)?;
-                if !gradients.is_empty() || norms.is_empty() {
-                    norms.push(get_total_norm(&gradients, norm_type)?);
+        no_grad(|| {
+            let parameters = self.parameters();
+            let present: Vec<&Tensor> =
+                parameters.iter().filter(|parameter| !parameter.device().is_meta()).collect();
+            let gradients: Vec<Tensor> = present.iter().filter_map(|parameter| parameter.grad()).collect();
+            let mut norms = offload::norms(self.units(), norm_type)?;
+            if !gradients.is_empty() || norms.is_empty() {
+                norms.push(get_total_norm(&gradients, norm_type)?);
+            }
+            let own = match &norms[..] {
+                [norm] => norm.clone(),
+                norms => get_total_norm(norms, norm_type)?,
+            };
+            let norm = match norm_type {
+                f64::INFINITY => {
+                    self.group().all_reduce(&own, ReduceOp::Max)?.wait()?;
+                    own
                 }
-                let own = match &norms[..] {
-                    [norm] => norm.clone(),
-                    norms => get_total_norm(norms, norm_type)?,
-                };
-                let norm = match norm_type {
-                    f64::INFINITY => {
-                        self.group().all_reduce(&own, ReduceOp::Max)?.wait()?;
-                        own
-                    }
-                    power => {
-                        let sum = own.pow_scalar(power)?;
-                        self.group().all_reduce(&sum, ReduceOp::Sum)?.wait()?;
-                        sum.pow_scalar(1.0 / power)?
-                    }
-                };
-                clip_grads_with_norm_(present, max_norm, &norm)?;
-                offload::clip(self.units(), max_norm, &norm)?;
-                Ok(norm)
-            })
+                power => {
+                    let sum = own.pow_scalar(power)?;
+                    self.group().all_reduce(&sum, ReduceOp::Sum)?.wait()?;
+                    sum.pow_scalar(1.0 / power)?
+                }
+            };
+            clip_grads_with_norm_(present, max_norm, &norm)?;
+            offload::clip(self.units(), max_norm, &norm)?;
+            Ok(norm)
         })
     }
 
@@ -371,19 +363,17 @@ fn parts_of<M: Module>(module: &M) -> Vec<(String, Part)> {
 }
 
 impl<M: Forward> Forward for FullyShard<M> {
-    #[track_caller]
+    #[at_line]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        at_line(Location::caller(), || {
-            let policy = self.unit.options().mixed_precision;
-            let own_dtype = policy.param_dtype.filter(|_| policy.cast_forward_inputs);
-            let converted = |tensor: &Tensor, dtype: Option<DType>| match dtype {
-                Some(dtype) if tensor.dtype().is_floating_point() => tensor.to_dtype(dtype),
-                _ => Ok(tensor.clone()),
-            };
-            let input = converted(input, own_dtype)?;
-            let output = self.run(|module| module.forward(&input))?;
-            converted(&output, policy.output_dtype)
-        })
+        let policy = self.unit.options().mixed_precision;
+        let own_dtype = policy.param_dtype.filter(|_| policy.cast_forward_inputs);
+        let converted = |tensor: &Tensor, dtype: Option<DType>| match dtype {
+            Some(dtype) if tensor.dtype().is_floating_point() => tensor.to_dtype(dtype),
+            _ => Ok(tensor.clone()),
+        };
+        let input = converted(input, own_dtype)?;
+        let output = self.run(|module| module.forward(&input))?;
+        converted(&output, policy.output_dtype)
     }
 }
 

@@ -1,16 +1,15 @@
 //! [`OffloadedOptimizer`]: steps parameters whose rows, gradients and states are in host memory, one unit at a time.
 
 use std::collections::BTreeMap;
-use std::panic::Location;
 use std::sync::Arc;
 
+use thalweg_derive::at_line;
 use thalweg_lock::Mutex;
 use thalweg_nn::module::Module;
 use thalweg_nn::optim::{
     Optimizer, OptimizerOptions, OptimizerState, ParameterState, clip_grads_with_norm_, get_total_norm,
 };
 use thalweg_runtime::{Error, Result, refuse, refuse_if};
-use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::FullyShard;
@@ -88,29 +87,27 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
     /// # Errors
     /// [`Error::is_invalid_argument`] if a parameter is not in host memory, or an option is out of range; and errors of
     /// allocation.
-    #[track_caller]
+    #[at_line]
     pub fn new<M: Module>(module: &FullyShard<M>, options: O) -> Result<Self> {
-        at_line(Location::caller(), || {
-            let parameters = module.parameters();
-            let mut windows: Vec<Window> =
-                module.units().map(|unit| Window { unit: unit.clone(), members: Vec::new() }).collect();
-            for (number, parameter) in parameters.iter().enumerate() {
-                let found = windows.iter_mut().find_map(|window| {
-                    let place = window.unit.place(parameter).filter(|_| window.unit.copies().is_some())?;
-                    Some((window, place))
-                });
-                let Some((window, place)) = found else {
-                    refuse!(
-                        "OffloadedOptimizer: the parameter {number} of the module is not in host memory: shard every unit with \
+        let parameters = module.parameters();
+        let mut windows: Vec<Window> =
+            module.units().map(|unit| Window { unit: unit.clone(), members: Vec::new() }).collect();
+        for (number, parameter) in parameters.iter().enumerate() {
+            let found = windows.iter_mut().find_map(|window| {
+                let place = window.unit.place(parameter).filter(|_| window.unit.copies().is_some())?;
+                Some((window, place))
+            });
+            let Some((window, place)) = found else {
+                refuse!(
+                    "OffloadedOptimizer: the parameter {number} of the module is not in host memory: shard every unit with \
                          `OffloadPolicy::Cpu`, or make an optimizer of `parameters` if none is"
-                    );
-                };
-                window.members.push(Member { place, number, states: BTreeMap::new() });
-            }
-            windows.retain(|window| !window.members.is_empty());
-            no_grad(|| windows.iter_mut().try_for_each(|window| start(window, options)))?;
-            Ok(Self { options: Mutex::new(options), windows })
-        })
+                );
+            };
+            window.members.push(Member { place, number, states: BTreeMap::new() });
+        }
+        windows.retain(|window| !window.members.is_empty());
+        no_grad(|| windows.iter_mut().try_for_each(|window| start(window, options)))?;
+        Ok(Self { options: Mutex::new(options), windows })
     }
 
     fn options(&self) -> O {
@@ -121,15 +118,13 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the rate is negative or NaN.
-    #[track_caller]
+    #[at_line]
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
-        at_line(Location::caller(), || {
-            let mut options = self.options();
-            options.set_learning_rate(learning_rate);
-            options.check().map_err(Error::invalid)?;
-            *self.options.lock() = options;
-            Ok(())
-        })
+        let mut options = self.options();
+        options.set_learning_rate(learning_rate);
+        options.check().map_err(Error::invalid)?;
+        *self.options.lock() = options;
+        Ok(())
     }
 
     /// Drops all gradients.
@@ -144,82 +139,76 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
     ///
     /// # Errors
     /// Those of allocation and of copies. The units before the error have then been stepped.
-    #[track_caller]
+    #[at_line]
     pub fn step(&self) -> Result<()> {
-        at_line(Location::caller(), || {
-            let (options, mut ahead) = (self.options(), Ahead::default());
-            no_grad(|| {
-                self.windows.iter().try_for_each(|window| {
-                    let has_gradient = |member: &&Member| window.sharded(member).shard.grad().is_some();
-                    let members: Vec<&Member> = window.members.iter().filter(has_gradient).collect();
-                    if members.is_empty() {
-                        return Ok(());
-                    }
-                    ahead.begin()?;
-                    step(window, &members, options)?;
-                    window.unit.copies().map_or(Ok(()), |copies| ahead.end(copies.departures()))
-                })
+        let (options, mut ahead) = (self.options(), Ahead::default());
+        no_grad(|| {
+            self.windows.iter().try_for_each(|window| {
+                let has_gradient = |member: &&Member| window.sharded(member).shard.grad().is_some();
+                let members: Vec<&Member> = window.members.iter().filter(has_gradient).collect();
+                if members.is_empty() {
+                    return Ok(());
+                }
+                ahead.begin()?;
+                step(window, &members, options)?;
+                window.unit.copies().map_or(Ok(()), |copies| ahead.end(copies.departures()))
             })
         })
     }
 
     /// Returns the states and options, by the index in [`Module::parameters`], as [`Optimizer::state_dict`] does. The states are
     /// copies on the device: load changed ones with [`load_state_dict`](Self::load_state_dict).
-    #[track_caller]
+    #[at_line]
     pub fn state_dict(&self) -> Result<OptimizerState> {
-        at_line(Location::caller(), || {
-            let mut all = OptimizerState::default();
-            no_grad(|| {
-                for window in &self.windows {
-                    let members: Vec<&Member> = window.members.iter().collect();
-                    let present = window.bring(&members, self.options())?;
-                    let part = window.states(&members, &present)?;
-                    for (member, (_, states)) in members.iter().zip(part.state) {
-                        all.state.insert(member.number, states);
-                    }
-                    all.param_groups = part.param_groups;
+        let mut all = OptimizerState::default();
+        no_grad(|| {
+            for window in &self.windows {
+                let members: Vec<&Member> = window.members.iter().collect();
+                let present = window.bring(&members, self.options())?;
+                let part = window.states(&members, &present)?;
+                for (member, (_, states)) in members.iter().zip(part.state) {
+                    all.state.insert(member.number, states);
                 }
-                Ok::<(), Error>(())
-            })?;
-            let count = all.state.len();
-            all.param_groups.iter_mut().for_each(|group| group.params = (0..count).collect());
-            Ok(all)
-        })
+                all.param_groups = part.param_groups;
+            }
+            Ok::<(), Error>(())
+        })?;
+        let count = all.state.len();
+        all.param_groups.iter_mut().for_each(|group| group.params = (0..count).collect());
+        Ok(all)
     }
 
     /// Overwrites states and options with saved ones, as [`Optimizer::load_state_dict`] does.
     ///
     /// # Errors
     /// Those of [`Optimizer::load_state_dict`]; if a state does not fit, the states of earlier units have been overwritten.
-    #[track_caller]
+    #[at_line]
     pub fn load_state_dict(&self, saved: &OptimizerState) -> Result<()> {
-        at_line(Location::caller(), || {
-            let [group] = &saved.param_groups[..] else {
-                refuse!(
-                    "OffloadedOptimizer: the state has {} groups of parameters, not 1",
-                    saved.param_groups.len()
-                );
-            };
-            let count: usize = self.windows.iter().map(|window| window.members.len()).sum();
-            refuse_if!(
-                group.params.len() != count,
-                "OffloadedOptimizer: the saved group has {} parameters, the optimizer's has {count}",
-                group.params.len()
+        let [group] = &saved.param_groups[..] else {
+            refuse!(
+                "OffloadedOptimizer: the state has {} groups of parameters, not 1",
+                saved.param_groups.len()
             );
-            no_grad(|| {
-                self.windows.iter().try_for_each(|window| {
-                    let members: Vec<&Member> = window.members.iter().collect();
-                    let mut present = window.bring(&members, self.options())?;
-                    let own = members.iter().enumerate().filter_map(|(place, member)| {
-                        Some((place, saved.state.get(&group.params[member.number])?.clone()))
-                    });
-                    let mut part = OptimizerState { state: own.collect(), param_groups: vec![group.clone()] };
-                    part.param_groups[0].params = (0..members.len()).collect();
-                    present.optimizer.load_state_dict(&part)?;
-                    leave(&members, &present)?;
-                    *self.options.lock() = present.optimizer.param_groups()[0].options();
-                    Ok(())
-                })
+        };
+        let count: usize = self.windows.iter().map(|window| window.members.len()).sum();
+        refuse_if!(
+            group.params.len() != count,
+            "OffloadedOptimizer: the saved group has {} parameters, the optimizer's has {count}",
+            group.params.len()
+        );
+        no_grad(|| {
+            self.windows.iter().try_for_each(|window| {
+                let members: Vec<&Member> = window.members.iter().collect();
+                let mut present = window.bring(&members, self.options())?;
+                let own = members.iter().enumerate().filter_map(|(place, member)| {
+                    Some((place, saved.state.get(&group.params[member.number])?.clone()))
+                });
+                let mut part = OptimizerState { state: own.collect(), param_groups: vec![group.clone()] };
+                part.param_groups[0].params = (0..members.len()).collect();
+                present.optimizer.load_state_dict(&part)?;
+                leave(&members, &present)?;
+                *self.options.lock() = present.optimizer.param_groups()[0].options();
+                Ok(())
             })
         })
     }

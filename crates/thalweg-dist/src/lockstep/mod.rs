@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use thalweg_derive::at_line;
 use thalweg_driver::CaptureMode;
 use thalweg_lock::Mutex;
 use thalweg_runtime::{CaptureOptions, Error, Graph, Label, Result};
@@ -137,38 +138,35 @@ impl LockstepGraph {
     /// # Errors
     /// [`Error::is_distributed`] on all ranks if the counts differ, with the ranks, their counts and the lines of their last
     /// replays; and if a rank does not make the call within the group's timeout, with its number.
-    #[track_caller]
+    #[at_line]
     pub fn verify(&self) -> Result<()> {
-        at_line(Location::caller(), || {
-            self.group.check()?;
-            let time = self.verifications.fetch_add(1, Ordering::Relaxed);
-            let exchange = Exchange { group: &self.group, number: self.number };
-            let last = *self.last.lock();
-            let last = last.map_or_else(|| "none".to_owned(), |label| label.to_string());
-            let key = format!("replays/{time}");
-            exchange.publish(&key, &format!("{} {last}", self.replays()))?;
-            let all = exchange.all(&key)?;
-            let all: Vec<(&str, &str)> = all.iter().filter_map(|text| text.split_once(' ')).collect();
-            let counts: BTreeSet<&str> = all.iter().map(|(count, _)| *count).collect();
-            if counts.len() <= 1 {
-                return Ok(());
-            }
-            // The count of most ranks is taken as right; of two halves, that of the first.
-            let votes = |count: &str| all.iter().filter(|(other, _)| *other == count).count();
-            let usual =
-                all.iter().rev().map(|(count, _)| *count).max_by_key(|count| votes(count)).unwrap_or("0");
-            let out = (0..).zip(&all).filter(|(_, (count, _))| *count != usual);
-            let out: Vec<String> = out
-                .map(|(rank, (count, last)): (u32, _)| {
-                    format!("rank {rank} has replayed it {count} times, last {last}")
-                })
-                .collect();
-            Err(Error::distributed(format!(
-                "lockstep graph {}: {}; the other ranks {usual} times",
-                self.number,
-                out.join("; ")
-            )))
-        })
+        self.group.check()?;
+        let time = self.verifications.fetch_add(1, Ordering::Relaxed);
+        let exchange = Exchange { group: &self.group, number: self.number };
+        let last = *self.last.lock();
+        let last = last.map_or_else(|| "none".to_owned(), |label| label.to_string());
+        let key = format!("replays/{time}");
+        exchange.publish(&key, &format!("{} {last}", self.replays()))?;
+        let all = exchange.all(&key)?;
+        let all: Vec<(&str, &str)> = all.iter().filter_map(|text| text.split_once(' ')).collect();
+        let counts: BTreeSet<&str> = all.iter().map(|(count, _)| *count).collect();
+        if counts.len() <= 1 {
+            return Ok(());
+        }
+        // The count of most ranks is taken as right; of two halves, that of the first.
+        let votes = |count: &str| all.iter().filter(|(other, _)| *other == count).count();
+        let usual = all.iter().rev().map(|(count, _)| *count).max_by_key(|count| votes(count)).unwrap_or("0");
+        let out = (0..).zip(&all).filter(|(_, (count, _))| *count != usual);
+        let out: Vec<String> = out
+            .map(|(rank, (count, last)): (u32, _)| {
+                format!("rank {rank} has replayed it {count} times, last {last}")
+            })
+            .collect();
+        Err(Error::distributed(format!(
+            "lockstep graph {}: {}; the other ranks {usual} times",
+            self.number,
+            out.join("; ")
+        )))
     }
 
     /// Returns how often this rank has replayed the graph.

@@ -1,11 +1,10 @@
 //! [`Pipeline`]: a schedule with the stages of one rank.
 
-use std::panic::Location;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use thalweg_derive::at_line;
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
-use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::meta::Meta;
@@ -129,37 +128,35 @@ impl<'m> Pipeline<'m> {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the schedule cannot run, has another number of ranks than the group, or assigns other
     /// stages to this rank.
-    #[track_caller]
+    #[at_line]
     pub fn new(
         schedule: &Schedule,
         stages: Vec<PipelineStage<'m>>,
         group: &ProcessGroup,
         options: PipelineOptions<'m>,
     ) -> Result<Self> {
-        at_line(Location::caller(), || {
-            let rank_of = schedule.check()?;
-            refuse_if!(
-                schedule.ranks() != group.size() as usize,
-                "Schedule has incorrect number of ranks - expected {}, actual {}",
-                group.size(),
-                schedule.ranks()
-            );
-            let rank = group.rank() as usize;
-            check_ranks(group, &stages, schedule, &rank_of)?;
-            let with_messages =
-                if schedule.has_messages() { schedule.clone() } else { schedule.with_messages()? };
-            let links = links(group, &rank_of)?;
-            Ok(Self {
-                stages,
-                group: group.clone(),
-                options,
-                row: with_messages.rows()[rank].as_slice().into(),
-                microbatches: schedule.microbatches(),
-                has_backward: schedule.has_backward(),
-                rank_of,
-                links,
-                known: FxHashMap::default(),
-            })
+        let rank_of = schedule.check()?;
+        refuse_if!(
+            schedule.ranks() != group.size() as usize,
+            "Schedule has incorrect number of ranks - expected {}, actual {}",
+            group.size(),
+            schedule.ranks()
+        );
+        let rank = group.rank() as usize;
+        check_ranks(group, &stages, schedule, &rank_of)?;
+        let with_messages =
+            if schedule.has_messages() { schedule.clone() } else { schedule.with_messages()? };
+        let links = links(group, &rank_of)?;
+        Ok(Self {
+            stages,
+            group: group.clone(),
+            options,
+            row: with_messages.rows()[rank].as_slice().into(),
+            microbatches: schedule.microbatches(),
+            has_backward: schedule.has_backward(),
+            rank_of,
+            links,
+            known: FxHashMap::default(),
         })
     }
 
@@ -185,27 +182,23 @@ impl<'m> Pipeline<'m> {
     /// # Errors
     /// [`Error::is_invalid_argument`], with PyTorch's message, if the batch cannot be divided into the schedule's number of
     /// microbatches of equal shape, the schedule has no backward passes, or gradients are disabled; those of the stages.
-    #[track_caller]
+    #[at_line]
     pub fn step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<PipelineOutput> {
-        at_line(Location::caller(), || {
-            let (inputs, targets) = self.divided(input, target)?;
-            self.run(inputs, targets, true)
-        })
+        let (inputs, targets) = self.divided(input, target)?;
+        self.run(inputs, targets, true)
     }
 
     /// Trains as [`step`](Self::step) does, on a batch that is already divided into microbatches.
-    #[track_caller]
+    #[at_line]
     pub fn step_microbatches(&mut self, inputs: &[Tensor], targets: &[Tensor]) -> Result<PipelineOutput> {
-        at_line(Location::caller(), || self.run(inputs.to_vec(), targets.to_vec(), true))
+        self.run(inputs.to_vec(), targets.to_vec(), true)
     }
 
     /// Runs only the forward passes (`schedule.eval`), with losses if there is a target.
-    #[track_caller]
+    #[at_line]
     pub fn eval(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<PipelineOutput> {
-        at_line(Location::caller(), || {
-            let (inputs, targets) = self.divided(input, target)?;
-            self.run(inputs, targets, false)
-        })
+        let (inputs, targets) = self.divided(input, target)?;
+        self.run(inputs, targets, false)
     }
 
     pub(super) fn divided(

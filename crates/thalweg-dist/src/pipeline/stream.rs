@@ -1,11 +1,9 @@
 //! Inference over a stream of microbatches.
 
 use std::collections::VecDeque;
-use std::panic::Location;
-
+use thalweg_derive::at_line;
 use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::at_line;
 
 use super::run::Run;
 use super::{Action, Computation, Pipeline};
@@ -21,7 +19,7 @@ impl Pipeline<'_> {
     /// # Errors
     /// Those of the stages and of the two functions; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument),
     /// with PyTorch's message, if a microbatch does not have the first one's shape.
-    #[track_caller]
+    #[at_line]
     pub fn stream(
         &mut self,
         microbatches: usize,
@@ -29,43 +27,41 @@ impl Pipeline<'_> {
         mut input: impl FnMut(usize) -> Result<Tensor>,
         mut output: impl FnMut(usize, Tensor) -> Result<()>,
     ) -> Result<()> {
-        at_line(Location::caller(), || {
-            let stages = self.rank_of.len();
-            let mut own = self.own_stages();
-            // The later stages of a rank are first: their inputs were sent in the previous step.
-            own.reverse();
-            let rank_of = self.rank_of.clone();
-            let is_apart = |one: usize, other: usize| rank_of[one] != rank_of[other];
-            let stream = self.group.device().current_stream();
-            let mut run = Run::new(self, Vec::new(), Vec::new(), false);
-            let mut submitted = VecDeque::new();
-            for step in 0..microbatches + stages - 1 {
-                for &stage in own.iter().filter(|&&stage| stage <= step && step - stage < microbatches) {
-                    let microbatch = step - stage;
-                    let action = |computation| Action::new(stage, computation, microbatch);
-                    if stage == 0 {
-                        run.give_input(microbatch, input(microbatch)?);
-                    } else if is_apart(stage - 1, stage) {
-                        run.act(action(Computation::ReceiveForward))?;
-                    }
-                    run.act(action(Computation::Forward))?;
-                    if stage + 1 < stages && is_apart(stage, stage + 1) {
-                        run.act(action(Computation::SendForward))?;
-                    }
-                    for (microbatch, result) in run.take_outputs() {
-                        output(microbatch, result)?;
-                    }
+        let stages = self.rank_of.len();
+        let mut own = self.own_stages();
+        // The later stages of a rank are first: their inputs were sent in the previous step.
+        own.reverse();
+        let rank_of = self.rank_of.clone();
+        let is_apart = |one: usize, other: usize| rank_of[one] != rank_of[other];
+        let stream = self.group.device().current_stream();
+        let mut run = Run::new(self, Vec::new(), Vec::new(), false);
+        let mut submitted = VecDeque::new();
+        for step in 0..microbatches + stages - 1 {
+            for &stage in own.iter().filter(|&&stage| stage <= step && step - stage < microbatches) {
+                let microbatch = step - stage;
+                let action = |computation| Action::new(stage, computation, microbatch);
+                if stage == 0 {
+                    run.give_input(microbatch, input(microbatch)?);
+                } else if is_apart(stage - 1, stage) {
+                    run.act(action(Computation::ReceiveForward))?;
                 }
-                submitted.push_back((stream.record_event()?, run.take_sent()));
-                while submitted.len() > ahead.max(1)
-                    && let Some((computed, sent)) = submitted.pop_front()
-                {
-                    computed.synchronize()?;
-                    sent.iter().try_for_each(Work::synchronize)?;
+                run.act(action(Computation::Forward))?;
+                if stage + 1 < stages && is_apart(stage, stage + 1) {
+                    run.act(action(Computation::SendForward))?;
+                }
+                for (microbatch, result) in run.take_outputs() {
+                    output(microbatch, result)?;
                 }
             }
-            submitted.iter().flat_map(|(_, sent)| sent).try_for_each(Work::wait)
-        })
+            submitted.push_back((stream.record_event()?, run.take_sent()));
+            while submitted.len() > ahead.max(1)
+                && let Some((computed, sent)) = submitted.pop_front()
+            {
+                computed.synchronize()?;
+                sent.iter().try_for_each(Work::synchronize)?;
+            }
+        }
+        submitted.iter().flat_map(|(_, sent)| sent).try_for_each(Work::wait)
     }
 
     /// Returns the numbers of this rank's stages.

@@ -1,12 +1,10 @@
 //! [`ParallelAttention`]: self-attention whose heads are divided among ranks.
 
-use std::panic::Location;
-
+use thalweg_derive::{in_call, in_function};
 use thalweg_nn::functional::{AttentionOptions, scaled_dot_product_attention};
 use thalweg_nn::module::{Forward, Linear, Module, MultiheadAttention};
 use thalweg_runtime::{Error, Result, refuse, refuse_if};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{in_call, in_function};
 
 use super::layers::Parallel;
 use super::style::{ColwiseParallel, RowwiseParallel};
@@ -32,24 +30,21 @@ impl ParallelAttention {
     /// # Errors
     /// [`Error::is_invalid_argument`] if keys or values have another number of features than queries, or a key and a value are
     /// added to the sequence.
-    #[track_caller]
+    #[in_function("ParallelAttention")]
     pub fn new(attention: MultiheadAttention, is_causal: bool) -> Result<Self> {
-        in_function("ParallelAttention", Location::caller(), || {
-            let named = attention.named_parameters();
-            let find =
-                |name: &str| named.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor.clone());
-            let (Some(in_weight), Some(out_weight)) = (find("in_proj_weight"), find("out_proj.weight"))
-            else {
-                refuse!("keys and values have as many features as queries (no `kdim`, `vdim`)");
-            };
-            if find("bias_k").is_some() {
-                refuse!("no key and value are added to the sequence (`add_bias_kv`)");
-            }
-            let head_features = out_weight.shape()[0] / attention.num_heads();
-            let in_proj = Parallel::new(Linear { weight: in_weight, bias: find("in_proj_bias") });
-            let out_proj = Parallel::new(Linear { weight: out_weight, bias: find("out_proj.bias") });
-            Ok(Self { in_proj, out_proj, head_features, is_causal })
-        })
+        let named = attention.named_parameters();
+        let find =
+            |name: &str| named.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor.clone());
+        let (Some(in_weight), Some(out_weight)) = (find("in_proj_weight"), find("out_proj.weight")) else {
+            refuse!("keys and values have as many features as queries (no `kdim`, `vdim`)");
+        };
+        if find("bias_k").is_some() {
+            refuse!("no key and value are added to the sequence (`add_bias_kv`)");
+        }
+        let head_features = out_weight.shape()[0] / attention.num_heads();
+        let in_proj = Parallel::new(Linear { weight: in_weight, bias: find("in_proj_bias") });
+        let out_proj = Parallel::new(Linear { weight: out_weight, bias: find("out_proj.bias") });
+        Ok(Self { in_proj, out_proj, head_features, is_causal })
     }
 
     /// Returns the styles of `in_proj` and `out_proj` for replicated input and output. For other placements, set the layouts of
@@ -60,22 +55,20 @@ impl ParallelAttention {
 }
 
 impl Forward for ParallelAttention {
-    #[track_caller]
+    #[in_call("ParallelAttention", &[input])]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        in_call("ParallelAttention", &[input], Location::caller(), || {
-            let parts = self.in_proj.forward(input)?.chunk(3, -1)?;
-            let width = self.head_features;
-            // The number of this rank's heads.
-            let own = parts[0].size(-1)?;
-            refuse_if!(
-                !own.is_multiple_of(width),
-                "num_heads must be divisible by the mesh size: a rank has {own} features, and a head {width}"
-            );
-            let heads = |part: &Tensor| part.unflatten(-1, &[-1, width as i64])?.transpose(-2, -3);
-            let options = AttentionOptions { is_causal: self.is_causal, ..AttentionOptions::default() };
-            let [q, k, v] = [heads(&parts[0])?, heads(&parts[1])?, heads(&parts[2])?];
-            let attended = scaled_dot_product_attention(&q, &k, &v, options)?;
-            self.out_proj.forward(&attended.transpose(-2, -3)?.flatten(-2, -1)?)
-        })
+        let parts = self.in_proj.forward(input)?.chunk(3, -1)?;
+        let width = self.head_features;
+        // The number of this rank's heads.
+        let own = parts[0].size(-1)?;
+        refuse_if!(
+            !own.is_multiple_of(width),
+            "num_heads must be divisible by the mesh size: a rank has {own} features, and a head {width}"
+        );
+        let heads = |part: &Tensor| part.unflatten(-1, &[-1, width as i64])?.transpose(-2, -3);
+        let options = AttentionOptions { is_causal: self.is_causal, ..AttentionOptions::default() };
+        let [q, k, v] = [heads(&parts[0])?, heads(&parts[1])?, heads(&parts[2])?];
+        let attended = scaled_dot_product_attention(&q, &k, &v, options)?;
+        self.out_proj.forward(&attended.transpose(-2, -3)?.flatten(-2, -1)?)
     }
 }

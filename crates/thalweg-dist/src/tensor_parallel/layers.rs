@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::panic::Location;
 
+use thalweg_derive::at_line;
 use thalweg_nn::functional::{embedding, linear};
 use thalweg_nn::models::gpt2::Conv1D;
 use thalweg_nn::module::{Embedding, Entry, EntryMut, Forward, LayerNorm, Linear, Module, RMSNorm};
@@ -193,21 +194,21 @@ impl Parallelize for Linear {
         split_linear(style, parameter, [0, 1]).unwrap_or_else(|| prepared(style))
     }
 
-    #[track_caller]
+    #[at_line]
     fn forward_parallel(
         &self,
         input: &Tensor,
         style: &ParallelStyle,
         group: &ProcessGroup,
     ) -> Result<Tensor> {
-        at_line(Location::caller(), || match style {
+        match style {
             ParallelStyle::Colwise(style) => style.output(&self.forward(&style.input(input, group)?)?, group),
             ParallelStyle::Rowwise(style) => {
                 let part = linear(&style.input(input, group)?, &self.weight, None)?;
                 style.output(&part, self.bias.as_ref(), group)
             }
             _ => self.forward(input),
-        })
+        }
     }
 }
 
@@ -216,21 +217,21 @@ impl Parallelize for Conv1D {
         split_linear(style, parameter, [1, 0]).unwrap_or_else(|| prepared(style))
     }
 
-    #[track_caller]
+    #[at_line]
     fn forward_parallel(
         &self,
         input: &Tensor,
         style: &ParallelStyle,
         group: &ProcessGroup,
     ) -> Result<Tensor> {
-        at_line(Location::caller(), || match style {
+        match style {
             ParallelStyle::Colwise(style) => style.output(&self.forward(&style.input(input, group)?)?, group),
             ParallelStyle::Rowwise(style) => {
                 let part = style.input(input, group)?.matmul(&self.weight)?;
                 style.output(&part, Some(&self.bias), group)
             }
             _ => self.forward(input),
-        })
+        }
     }
 }
 
@@ -326,19 +327,17 @@ macro_rules! norms {
                 split_norm(style)
             }
 
-            #[track_caller]
+            #[at_line]
             fn forward_parallel(
                 &self,
                 input: &Tensor,
                 style: &ParallelStyle,
                 group: &ProcessGroup,
             ) -> Result<Tensor> {
-                at_line(Location::caller(), || {
-                    let ParallelStyle::Sequence(style) = style else { return self.forward(input) };
+let ParallelStyle::Sequence(style) = style else { return self.forward(input) };
                     check_sequence(style, input, self.normalized_shape.len())?;
                     $(let $parameter = SequenceParallel::parameter(self.$parameter.as_ref(), group)?;)*
                     Self { $($parameter,)* normalized_shape: self.normalized_shape.clone(), eps: self.eps }.forward(input)
-                })
             }
         }
     )*};

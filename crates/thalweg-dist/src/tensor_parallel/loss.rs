@@ -1,12 +1,10 @@
 //! Cross entropy of scores whose classes are divided among ranks (`loss_parallel`).
 
-use std::panic::Location;
-
+use thalweg_derive::in_call;
 use thalweg_ir::DType;
 use thalweg_nn::functional::{ClassLossOptions, Reduction};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::in_call;
 
 use super::placement::{Placement, redistribute};
 use crate::ProcessGroup;
@@ -19,38 +17,36 @@ use crate::ProcessGroup;
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the shapes do not fit, or for label smoothing; those of collectives.
-#[track_caller]
+#[in_call("cross_entropy", &[input, target])]
 pub fn cross_entropy(
     input: &Tensor,
     target: &Tensor,
     options: ClassLossOptions,
     group: &ProcessGroup,
 ) -> Result<Tensor> {
-    in_call("cross_entropy", &[input, target], Location::caller(), || {
-        refuse_if!(options.label_smoothing != 0.0, "loss_parallel() does not support label_smoothing");
-        refuse_if!(input.rank() == 0, "the input has no dimension of classes");
-        let class_dim = usize::from(input.rank() > 1);
-        let mut rows = input.shape().to_vec();
-        let classes = rows.remove(class_dim);
-        if target.shape() != rows || target.dtype() != DType::I64 {
-            refuse!("the target is {} {:?}, not int64 {rows:?}", target.dtype(), target.shape());
-        }
-        let whole = classes
-            .checked_mul(group.size() as usize)
-            .ok_or_else(|| invalid!("{classes} classes on each of {} ranks are too many", group.size()))?;
-        let dim = class_dim as i64;
-        let wide = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        // Per row: the logarithm of the sum of this rank's exponentials, and the target's score if this rank has it.
-        let scores = input.to_dtype(wide)?;
-        let own = Own::new(target, classes, group)?;
-        let known = own.pick(&scores, dim)?;
-        let part = Tensor::stack(&[scores.logsumexp(&[dim], false)?, known], 0)?.unsqueeze(0)?;
-        let (shard, replicate) = (Placement::Shard(0), Placement::Replicate);
-        let parts = redistribute(&part, group, shard, replicate, replicate)?;
-        let normalizer = parts.select(1, 0)?.logsumexp(&[0], false)?;
-        let losses = normalizer.sub(&parts.select(1, 1)?.sum(&[0], false)?)?;
-        reduce(&losses, target, whole as i64, options)
-    })
+    refuse_if!(options.label_smoothing != 0.0, "loss_parallel() does not support label_smoothing");
+    refuse_if!(input.rank() == 0, "the input has no dimension of classes");
+    let class_dim = usize::from(input.rank() > 1);
+    let mut rows = input.shape().to_vec();
+    let classes = rows.remove(class_dim);
+    if target.shape() != rows || target.dtype() != DType::I64 {
+        refuse!("the target is {} {:?}, not int64 {rows:?}", target.dtype(), target.shape());
+    }
+    let whole = classes
+        .checked_mul(group.size() as usize)
+        .ok_or_else(|| invalid!("{classes} classes on each of {} ranks are too many", group.size()))?;
+    let dim = class_dim as i64;
+    let wide = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    // Per row: the logarithm of the sum of this rank's exponentials, and the target's score if this rank has it.
+    let scores = input.to_dtype(wide)?;
+    let own = Own::new(target, classes, group)?;
+    let known = own.pick(&scores, dim)?;
+    let part = Tensor::stack(&[scores.logsumexp(&[dim], false)?, known], 0)?.unsqueeze(0)?;
+    let (shard, replicate) = (Placement::Shard(0), Placement::Replicate);
+    let parts = redistribute(&part, group, shard, replicate, replicate)?;
+    let normalizer = parts.select(1, 0)?.logsumexp(&[0], false)?;
+    let losses = normalizer.sub(&parts.select(1, 1)?.sum(&[0], false)?)?;
+    reduce(&losses, target, whole as i64, options)
 }
 
 /// The rows whose target class is on this rank.

@@ -1,11 +1,9 @@
 //! [`Placement`]: how the ranks of a mesh hold a tensor; and the conversion between placements.
 
 use std::fmt;
-use std::panic::Location;
-
+use thalweg_derive::in_call;
 use thalweg_runtime::{Error, Result, invalid};
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
-use thalweg_tensor::caller::in_call;
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::functional::{
@@ -62,7 +60,7 @@ impl Placement {
 /// # Errors
 /// [`Error::is_invalid_argument`] if the dimension is not a multiple of the number of ranks, or the table has no such conversion;
 /// those of collectives. The gradient of the gradient is an error.
-#[track_caller]
+#[in_call("redistribute", &[input])]
 pub fn redistribute(
     input: &Tensor,
     group: &ProcessGroup,
@@ -70,20 +68,18 @@ pub fn redistribute(
     to: Placement,
     gradient: Placement,
 ) -> Result<Tensor> {
-    in_call("redistribute", &[input], Location::caller(), || {
-        let [from, to, gradient] = [from, to, gradient].map(|placement| placement.of(input));
-        let (from, to, gradient) = (from?, to?, gradient?);
-        let result = no_grad(|| moved(input, group, from, to))?;
-        let way_back = match from {
-            Placement::Partial => Placement::Replicate,
-            other => other,
-        };
-        if (from == to && gradient == way_back) || group.size() == 1 {
-            return Ok(input.clone());
-        }
-        let node = RedistributeBackward { group: group.clone(), from: gradient, to: way_back };
-        Ok(record_function(Box::new(node), &[input], vec![result]).remove(0))
-    })
+    let [from, to, gradient] = [from, to, gradient].map(|placement| placement.of(input));
+    let (from, to, gradient) = (from?, to?, gradient?);
+    let result = no_grad(|| moved(input, group, from, to))?;
+    let way_back = match from {
+        Placement::Partial => Placement::Replicate,
+        other => other,
+    };
+    if (from == to && gradient == way_back) || group.size() == 1 {
+        return Ok(input.clone());
+    }
+    let node = RedistributeBackward { group: group.clone(), from: gradient, to: way_back };
+    Ok(record_function(Box::new(node), &[input], vec![result]).remove(0))
 }
 
 /// Converts a tensor from one placement to another, without a gradient.

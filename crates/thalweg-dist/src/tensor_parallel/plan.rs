@@ -1,11 +1,9 @@
 //! [`parallelize_module`]: applies a plan, and returns the division of the parameters.
 
-use std::panic::Location;
-
+use thalweg_derive::at_line;
 use thalweg_nn::module::{EntryMut, Module, StateDict};
 use thalweg_nn::optim::{clip_grads_with_norm_, get_total_norm};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
-use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::Placement;
@@ -25,35 +23,33 @@ use crate::{DeviceMesh, ProcessGroup, ReduceOp};
 /// [`Error::is_invalid_argument`] if the mesh has several dimensions, a name matches no part, a part is not a
 /// [`Parallel`](super::Parallel) or has a style already, the style does not apply to it, or a dimension is not a multiple of the
 /// number of ranks; the module is then unchanged. Those of collectives.
-#[track_caller]
+#[at_line]
 pub fn parallelize_module<M: Module>(
     module: &mut M,
     device_mesh: &DeviceMesh,
     parallelize_plan: &[(&str, ParallelStyle)],
 ) -> Result<TensorParallel> {
-    at_line(Location::caller(), || {
-        let names = device_mesh.names();
-        let [name] = names[..] else {
-            refuse!(
-                "parallelize_module takes a one-dimensional DeviceMesh, not one of {names:?}: `submesh` has one of its dimensions"
-            );
-        };
-        let group = device_mesh.group(name)?.clone();
-        check_devices(module, &group)?;
-        let mut work =
-            Work { group, carries_out: false, named: Vec::new(), tied: Vec::new(), divided: Vec::new() };
-        // Once to find errors, and once to apply the plan.
-        for carries_out in [false, true] {
-            work.carries_out = carries_out;
-            for (path, style) in parallelize_plan {
-                check(style)?;
-                let tokens: Vec<&str> = path.split('.').filter(|token| !token.is_empty()).collect();
-                work.apply(module, "", &tokens, style)?;
-            }
+    let names = device_mesh.names();
+    let [name] = names[..] else {
+        refuse!(
+            "parallelize_module takes a one-dimensional DeviceMesh, not one of {names:?}: `submesh` has one of its dimensions"
+        );
+    };
+    let group = device_mesh.group(name)?.clone();
+    check_devices(module, &group)?;
+    let mut work =
+        Work { group, carries_out: false, named: Vec::new(), tied: Vec::new(), divided: Vec::new() };
+    // Once to find errors, and once to apply the plan.
+    for carries_out in [false, true] {
+        work.carries_out = carries_out;
+        for (path, style) in parallelize_plan {
+            check(style)?;
+            let tokens: Vec<&str> = path.split('.').filter(|token| !token.is_empty()).collect();
+            work.apply(module, "", &tokens, style)?;
         }
-        work.same_values(module)?;
-        Ok(TensorParallel { group: work.group, divided: work.divided })
-    })
+    }
+    work.same_values(module)?;
+    Ok(TensorParallel { group: work.group, divided: work.divided })
 }
 
 /// Checks the options of a style.
@@ -241,15 +237,13 @@ impl TensorParallel {
 
     /// Returns the full tensors for this rank's parts by the names of parameters, on every rank: for a state dictionary, say, or
     /// for gradients. All ranks call it with the same names. Asynchronous.
-    #[track_caller]
+    #[at_line]
     pub fn full_state_dict(&self, local: &StateDict) -> Result<StateDict> {
-        at_line(Location::caller(), || {
-            let whole = |(name, tensor): (&String, &Tensor)| {
-                let whole = self.split(name).map(|split| split.whole(&tensor.detach(), &self.group));
-                Ok((name.clone(), whole.transpose()?.unwrap_or_else(|| tensor.clone())))
-            };
-            local.iter().map(whole).collect()
-        })
+        let whole = |(name, tensor): (&String, &Tensor)| {
+            let whole = self.split(name).map(|split| split.whole(&tensor.detach(), &self.group));
+            Ok((name.clone(), whole.transpose()?.unwrap_or_else(|| tensor.clone())))
+        };
+        local.iter().map(whole).collect()
     }
 
     /// Returns this rank's parts of full tensors by the names of parameters, as [`Module::load_state_dict`] and
@@ -257,15 +251,13 @@ impl TensorParallel {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if a dimension is not a multiple of the number of ranks.
-    #[track_caller]
+    #[at_line]
     pub fn local_state_dict(&self, whole: &StateDict) -> Result<StateDict> {
-        at_line(Location::caller(), || {
-            let local = |(name, tensor): (&String, &Tensor)| {
-                let local = self.split(name).map(|split| split.local(name, &tensor.detach(), &self.group));
-                Ok((name.clone(), local.transpose()?.unwrap_or_else(|| tensor.clone())))
-            };
-            whole.iter().map(local).collect()
-        })
+        let local = |(name, tensor): (&String, &Tensor)| {
+            let local = self.split(name).map(|split| split.local(name, &tensor.detach(), &self.group));
+            Ok((name.clone(), local.transpose()?.unwrap_or_else(|| tensor.clone())))
+        };
+        whole.iter().map(local).collect()
     }
 
     /// Scales the gradients of a module so that their total norm over all ranks is at most `max_norm`, and returns the norm
@@ -274,7 +266,7 @@ impl TensorParallel {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no gradient, or a number is not above 0; those of collectives.
-    #[track_caller]
+    #[at_line]
     pub fn clip_grad_norm_(
         &self,
         module: &impl Module,
@@ -282,28 +274,26 @@ impl TensorParallel {
         norm_type: f64,
         shards: Option<&ProcessGroup>,
     ) -> Result<Tensor> {
-        at_line(Location::caller(), || {
-            let named = module.named_parameters();
-            let gradients = |is_divided: bool| -> Vec<Tensor> {
-                let chosen = named.iter().filter(|(name, _)| self.split(name).is_some() == is_divided);
-                chosen.filter_map(|(_, parameter)| parameter.grad()).collect()
+        let named = module.named_parameters();
+        let gradients = |is_divided: bool| -> Vec<Tensor> {
+            let chosen = named.iter().filter(|(name, _)| self.split(name).is_some() == is_divided);
+            chosen.filter_map(|(_, parameter)| parameter.grad()).collect()
+        };
+        let (divided, whole) = (gradients(true), gradients(false));
+        no_grad(|| {
+            let total = Total { norm_type, max_norm };
+            let divided = total.over(&divided, &[Some(&self.group), shards])?;
+            let whole = total.over(&whole, &[shards])?;
+            let norm = match (divided, whole) {
+                (Some(divided), Some(whole)) => get_total_norm(&[divided, whole], norm_type)?,
+                (Some(norm), None) | (None, Some(norm)) => norm,
+                (None, None) => {
+                    refuse!("clip_grad_norm_: no parameter has a gradient; run backward first");
+                }
             };
-            let (divided, whole) = (gradients(true), gradients(false));
-            no_grad(|| {
-                let total = Total { norm_type, max_norm };
-                let divided = total.over(&divided, &[Some(&self.group), shards])?;
-                let whole = total.over(&whole, &[shards])?;
-                let norm = match (divided, whole) {
-                    (Some(divided), Some(whole)) => get_total_norm(&[divided, whole], norm_type)?,
-                    (Some(norm), None) | (None, Some(norm)) => norm,
-                    (None, None) => {
-                        refuse!("clip_grad_norm_: no parameter has a gradient; run backward first");
-                    }
-                };
-                let parameters: Vec<Tensor> = named.iter().map(|(_, parameter)| parameter.clone()).collect();
-                clip_grads_with_norm_(&parameters, total.max_norm, &norm)?;
-                Ok(norm)
-            })
+            let parameters: Vec<Tensor> = named.iter().map(|(_, parameter)| parameter.clone()).collect();
+            clip_grads_with_norm_(&parameters, total.max_norm, &norm)?;
+            Ok(norm)
         })
     }
 }

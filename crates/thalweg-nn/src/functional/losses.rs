@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use thalweg_derive::in_call;
 use thalweg_runtime::{Error, Result, options, refuse_if};
 
 use super::operator;
@@ -105,7 +106,7 @@ pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossO
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-#[track_caller]
+#[in_call("gaussian_nll_loss", &[input, target, variance])]
 pub fn gaussian_nll_loss(
     input: &Tensor,
     target: &Tensor,
@@ -114,19 +115,16 @@ pub fn gaussian_nll_loss(
     eps: f64,
     reduction: Reduction,
 ) -> Result<Tensor> {
-    in_call("gaussian_nll_loss", &[input, target, variance], Location::caller(), || {
-        let is_without_last =
-            variance.rank() + 1 == input.rank() && input.shape().starts_with(variance.shape());
-        let variance = if is_without_last { variance.unsqueeze(-1)? } else { variance.clone() };
-        // The limit applies to the value only; the gradient is not affected by it.
-        let missing = variance.detach().clamp_min(eps)?.sub(&variance.detach())?;
-        let variance = variance.add(&missing)?;
-        let mut loss = input.sub(target)?.square()?.div(&variance)?.add(&variance.log()?)?.mul_scalar(0.5)?;
-        if full {
-            loss = loss.add_scalar(0.5 * std::f64::consts::TAU.ln())?;
-        }
-        reduction.of(&loss)
-    })
+    let is_without_last = variance.rank() + 1 == input.rank() && input.shape().starts_with(variance.shape());
+    let variance = if is_without_last { variance.unsqueeze(-1)? } else { variance.clone() };
+    // The limit applies to the value only; the gradient is not affected by it.
+    let missing = variance.detach().clamp_min(eps)?.sub(&variance.detach())?;
+    let variance = variance.add(&missing)?;
+    let mut loss = input.sub(target)?.square()?.div(&variance)?.add(&variance.log()?)?.mul_scalar(0.5)?;
+    if full {
+        loss = loss.add_scalar(0.5 * std::f64::consts::TAU.ln())?;
+    }
+    reduction.of(&loss)
 }
 
 /// Returns the mean over a row's classes of −target · ln σ(x) − (1 − target) · ln σ(−x), times a weight per class
@@ -134,19 +132,17 @@ pub fn gaussian_nll_loss(
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-#[track_caller]
+#[in_call("multilabel_soft_margin_loss", &[input, target])]
 pub fn multilabel_soft_margin_loss(
     input: &Tensor,
     target: &Tensor,
     weight: Option<&Tensor>,
     reduction: Reduction,
 ) -> Result<Tensor> {
-    in_call("multilabel_soft_margin_loss", &[input, target], Location::caller(), || {
-        let rest = target.neg()?.add_scalar(1.0)?;
-        let likelihood = target.mul(&input.log_sigmoid()?)?.add(&rest.mul(&input.neg()?.log_sigmoid()?)?)?;
-        let weighted = weight.map_or(Ok(likelihood.clone()), |weight| likelihood.mul(weight));
-        reduction.of(&weighted?.neg()?.mean(&[-1], false)?)
-    })
+    let rest = target.neg()?.add_scalar(1.0)?;
+    let likelihood = target.mul(&input.log_sigmoid()?)?.add(&rest.mul(&input.neg()?.log_sigmoid()?)?)?;
+    let weighted = weight.map_or(Ok(likelihood.clone()), |weight| likelihood.mul(weight));
+    reduction.of(&weighted?.neg()?.mean(&[-1], false)?)
 }
 
 /// Returns max(0, margin + distance to the positive − distance to the negative), with any distance function
@@ -155,7 +151,7 @@ pub fn multilabel_soft_margin_loss(
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the margin is not above 0; those of the distance.
-#[track_caller]
+#[in_call("triplet_margin_with_distance_loss", &[anchor, positive, negative])]
 pub fn triplet_margin_with_distance_loss(
     [anchor, positive, negative]: [&Tensor; 3],
     distance: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
@@ -163,12 +159,10 @@ pub fn triplet_margin_with_distance_loss(
     swap: bool,
     reduction: Reduction,
 ) -> Result<Tensor> {
-    in_call("triplet_margin_with_distance_loss", &[anchor, positive, negative], Location::caller(), || {
-        refuse_if!(margin.is_nan() || margin <= 0.0, "margin must be greater than 0, got {margin}");
-        let (near, mut far) = (distance(anchor, positive)?, distance(anchor, negative)?);
-        if swap {
-            far = far.minimum(&distance(positive, negative)?)?;
-        }
-        reduction.of(&near.sub(&far)?.add_scalar(margin)?.clamp_min(0.0)?)
-    })
+    refuse_if!(margin.is_nan() || margin <= 0.0, "margin must be greater than 0, got {margin}");
+    let (near, mut far) = (distance(anchor, positive)?, distance(anchor, negative)?);
+    if swap {
+        far = far.minimum(&distance(positive, negative)?)?;
+    }
+    reduction.of(&near.sub(&far)?.add_scalar(margin)?.clamp_min(0.0)?)
 }

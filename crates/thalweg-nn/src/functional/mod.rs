@@ -50,6 +50,7 @@ pub(crate) fn of_axes<const AXES: usize>(names: [&str; 3]) -> Result<&'static Op
 use std::panic::Location;
 
 use smallvec::SmallVec;
+use thalweg_derive::in_call;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result, invalid, options, refuse, refuse_if};
 
@@ -96,24 +97,22 @@ pub fn linear_add(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, addend
 
 /// Returns `input1ᵀ · weight · input2 + bias`, per output feature: inputs (…, in1) and (…, in2), weight (out, in1, in2), bias (out)
 /// (`torch.nn.functional.bilinear`).
-#[track_caller]
+#[in_call("bilinear", &[input1, input2, weight])]
 pub fn bilinear(input1: &Tensor, input2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    in_call("bilinear", &[input1, input2, weight], Location::caller(), || {
-        let rank = input1.rank();
-        let leading = rank.checked_sub(1).map(|last| &input1.shape()[..last]);
-        let fits = matches!((weight.shape(), input1.shape().last(), input2.shape().last()),
+    let rank = input1.rank();
+    let leading = rank.checked_sub(1).map(|last| &input1.shape()[..last]);
+    let fits = matches!((weight.shape(), input1.shape().last(), input2.shape().last()),
             (&[_, in1, in2], Some(&a), Some(&b)) if a == in1 && b == in2);
-        if !fits || input2.rank() != rank || leading != Some(&input2.shape()[..rank.saturating_sub(1)]) {
-            refuse!("bilinear(): the inputs are (…, in1) and (…, in2) and the weight (out, in1, in2)");
-        }
-        let tensors = [input1.clone(), weight.clone(), input2.clone()];
-        let arguments = ["...i,oij,...j->...o".into(), tensors.as_slice().into()];
-        let result = call(operator!("einsum"), &arguments, Location::caller())?;
-        match bias {
-            Some(bias) => result.add(bias),
-            None => Ok(result),
-        }
-    })
+    if !fits || input2.rank() != rank || leading != Some(&input2.shape()[..rank.saturating_sub(1)]) {
+        refuse!("bilinear(): the inputs are (…, in1) and (…, in2) and the weight (out, in1, in2)");
+    }
+    let tensors = [input1.clone(), weight.clone(), input2.clone()];
+    let arguments = ["...i,oij,...j->...o".into(), tensors.as_slice().into()];
+    let result = call(operator!("einsum"), &arguments, Location::caller())?;
+    match bias {
+        Some(bias) => result.add(bias),
+        None => Ok(result),
+    }
 }
 
 fn affine(
@@ -205,19 +204,17 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) ->
 
 /// Sets each element of a floating-point tensor to 0 with probability `p` and divides the others by 1 − p
 /// (`torch.nn.functional.dropout`). If `training` is false, returns the input itself.
-#[track_caller]
+#[in_call("dropout", &[input])]
 pub fn dropout(input: &Tensor, p: f64, training: bool, generator: &DeviceGenerator) -> Result<Tensor> {
-    in_call("dropout", &[input], Location::caller(), || {
-        refuse_if!(!(0.0..=1.0).contains(&p), "the probability {p} is not between 0 and 1");
-        if training && !input.dtype().is_floating_point() {
-            refuse!("it takes floating-point tensors, not {}", input.dtype());
-        }
-        if !training || p == 0.0 {
-            return Ok(input.clone());
-        }
-        if p == 1.0 {
-            return input.mul(&Tensor::zeros(&[], input.dtype(), input.device())?);
-        }
-        generator.dropout(input, 1.0 - p)
-    })
+    refuse_if!(!(0.0..=1.0).contains(&p), "the probability {p} is not between 0 and 1");
+    if training && !input.dtype().is_floating_point() {
+        refuse!("it takes floating-point tensors, not {}", input.dtype());
+    }
+    if !training || p == 0.0 {
+        return Ok(input.clone());
+    }
+    if p == 1.0 {
+        return input.mul(&Tensor::zeros(&[], input.dtype(), input.device())?);
+    }
+    generator.dropout(input, 1.0 - p)
 }

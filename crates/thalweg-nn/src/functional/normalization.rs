@@ -3,6 +3,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
+use thalweg_derive::in_call;
 use thalweg_ir::Scalar;
 use thalweg_runtime::{Error, Result, refuse, refuse_if};
 use thalweg_tensor::caller::{in_call, label_at};
@@ -127,22 +128,20 @@ pub fn layer_norm(
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the input has fewer than three dimensions, or `size` is 0.
-#[track_caller]
+#[in_call("local_response_norm", &[input])]
 pub fn local_response_norm(input: &Tensor, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
-    in_call("local_response_norm", &[input], Location::caller(), || {
-        refuse_if!(
-            input.rank() < 3 || size == 0,
-            "Expected 3D or higher dimensionality input (got {} dimensions), and at least one channel",
-            input.rank()
-        );
-        let (batch, channels) = (input.shape()[0], input.shape()[1]);
-        let size = size as i64;
-        let plane: usize = input.shape()[2..].iter().product();
-        let planes = input.square()?.reshape(&[batch, 1, channels, plane])?;
-        let padded = planes.constant_pad_nd(&[0, 0, size / 2, (size - 1) / 2], 0.0)?;
-        let mean = padded.avg_pool2d(&[size, 1], &[1, 1], &[0, 0])?.reshape(input.shape())?;
-        input.div(&mean.mul_scalar(alpha)?.add_scalar(k)?.pow_scalar(beta)?)
-    })
+    refuse_if!(
+        input.rank() < 3 || size == 0,
+        "Expected 3D or higher dimensionality input (got {} dimensions), and at least one channel",
+        input.rank()
+    );
+    let (batch, channels) = (input.shape()[0], input.shape()[1]);
+    let size = size as i64;
+    let plane: usize = input.shape()[2..].iter().product();
+    let planes = input.square()?.reshape(&[batch, 1, channels, plane])?;
+    let padded = planes.constant_pad_nd(&[0, 0, size / 2, (size - 1) / 2], 0.0)?;
+    let mean = padded.avg_pool2d(&[size, 1], &[1, 1], &[0, 0])?.reshape(input.shape())?;
+    input.div(&mean.mul_scalar(alpha)?.add_scalar(k)?.pow_scalar(beta)?)
 }
 
 /// Divides by the norm along a dimension, or by `eps` if that is greater (`torch.nn.functional.normalize`, whose defaults are p
@@ -150,9 +149,7 @@ pub fn local_response_norm(input: &Tensor, size: usize, alpha: f64, beta: f64, k
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-#[track_caller]
+#[in_call("normalize", &[input])]
 pub fn normalize(input: &Tensor, p: f64, dim: i64, eps: f64) -> Result<Tensor> {
-    in_call("normalize", &[input], Location::caller(), || {
-        input.div(&input.vector_norm(p, &[dim], true)?.clamp_min(eps)?)
-    })
+    input.div(&input.vector_norm(p, &[dim], true)?.clamp_min(eps)?)
 }

@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use thalweg_derive::in_call;
 use thalweg_runtime::{Error, Result, invalid, options, refuse, refuse_if};
 use thalweg_tensor::autocast::{AutocastOptions, autocast_with};
 use thalweg_tensor::caller::in_call;
@@ -165,45 +166,40 @@ pub fn grid_sample(
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-#[track_caller]
+#[in_call("affine_grid", &[theta])]
 pub fn affine_grid(theta: &Tensor, size: impl Sizes, align_corners: bool) -> Result<Tensor> {
-    in_call("affine_grid", &[theta], Location::caller(), || {
-        let size = size.sizes();
-        let [_, _, extents @ ..] = size.as_slice() else {
-            refuse!("a size is (batch, channels, …), not {size:?}");
+    let size = size.sizes();
+    let [_, _, extents @ ..] = size.as_slice() else {
+        refuse!("a size is (batch, channels, …), not {size:?}");
+    };
+    let axes = extents.len();
+    if !(2..=3).contains(&axes) || size.iter().any(|&extent| extent <= 0) {
+        refuse!("a size has two or three axes behind two, none of 0, not {size:?}");
+    }
+    refuse_if!(
+        theta.rank() != 3 || theta.shape()[1..] != [axes, axes + 1],
+        "Expected a batch of {axes}D affine matrices of shape Nx{axes}x{} for size {size:?}. Got {:?}.",
+        axes + 1,
+        theta.shape()
+    );
+    let places = |&count: &i64| {
+        let end = match align_corners {
+            _ if count == 1 => 0.0,
+            true => 1.0,
+            false => (count - 1) as f64 / count as f64,
         };
-        let axes = extents.len();
-        if !(2..=3).contains(&axes) || size.iter().any(|&extent| extent <= 0) {
-            refuse!("a size has two or three axes behind two, none of 0, not {size:?}");
-        }
-        refuse_if!(
-            theta.rank() != 3 || theta.shape()[1..] != [axes, axes + 1],
-            "Expected a batch of {axes}D affine matrices of shape Nx{axes}x{} for size {size:?}. Got {:?}.",
-            axes + 1,
-            theta.shape()
-        );
-        let places = |&count: &i64| {
-            let end = match align_corners {
-                _ if count == 1 => 0.0,
-                true => 1.0,
-                false => (count - 1) as f64 / count as f64,
-            };
-            Tensor::linspace(-end, end, count as usize, theta.dtype(), theta.device())
-        };
-        let places: Vec<Tensor> = extents.iter().map(places).collect::<Result<_>>()?;
-        let mut columns = Tensor::meshgrid(&places)?;
-        columns.reverse();
-        columns.push(columns[0].ones_like()?);
-        let base = Tensor::stack(&columns, -1)?.reshape((1, -1, axes + 1))?;
-        let without = AutocastOptions { enabled: false, ..AutocastOptions::default() };
-        let moved = autocast_with(without, || base.matmul(&theta.transpose(1, 2)?))?;
-        let shape: Vec<i64> = [theta.shape()[0] as i64]
-            .into_iter()
-            .chain(extents.iter().copied())
-            .chain([axes as i64])
-            .collect();
-        moved.reshape(&shape)
-    })
+        Tensor::linspace(-end, end, count as usize, theta.dtype(), theta.device())
+    };
+    let places: Vec<Tensor> = extents.iter().map(places).collect::<Result<_>>()?;
+    let mut columns = Tensor::meshgrid(&places)?;
+    columns.reverse();
+    columns.push(columns[0].ones_like()?);
+    let base = Tensor::stack(&columns, -1)?.reshape((1, -1, axes + 1))?;
+    let without = AutocastOptions { enabled: false, ..AutocastOptions::default() };
+    let moved = autocast_with(without, || base.matmul(&theta.transpose(1, 2)?))?;
+    let shape: Vec<i64> =
+        [theta.shape()[0] as i64].into_iter().chain(extents.iter().copied()).chain([axes as i64]).collect();
+    moved.reshape(&shape)
 }
 
 options! {

@@ -1,10 +1,8 @@
 //! GPT-2, with the names and layouts of Hugging Face's weights.
 
-use std::panic::Location;
-
+use thalweg_derive::enter;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result, invalid, options, refuse};
-use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -230,9 +228,8 @@ impl Block {
 
 impl Forward for GPT2LMHeadModel {
     /// Returns the scores of the tokens that may come next, (batch, length, tokens), for tokens (batch, length) of i64. Asynchronous.
-    #[track_caller]
+    #[enter]
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         self.lm_head.forward(&self.transformer.forward(tokens)?)
     }
 }

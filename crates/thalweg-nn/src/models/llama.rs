@@ -1,10 +1,8 @@
 //! Llama, with the names of Hugging Face's weights: rotations for positions, shared heads of keys, gated layers.
 
-use std::panic::Location;
-
+use thalweg_derive::enter;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result, invalid, options, refuse_if};
-use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -301,9 +299,8 @@ impl Layer {
 
 impl Forward for LlamaForCausalLM {
     /// Returns the scores of the tokens that may come next, (batch, length, tokens), for tokens (batch, length) of i64. Asynchronous.
-    #[track_caller]
+    #[enter]
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let mut x = self.model.embed_tokens.forward(tokens)?;
         let width = self.config.hidden_size / self.config.num_attention_heads;
         let rotations = Rotations::new(tokens.size(-1)?, width, &self.config, &x)?;

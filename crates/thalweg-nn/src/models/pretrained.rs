@@ -1,9 +1,7 @@
 //! Checkpoints of Hugging Face's transformers, whose names depend on whether the model was saved with or without its head.
 
-use std::panic::Location;
-
+use thalweg_derive::at_line;
 use thalweg_runtime::{Error, Result, refuse};
-use thalweg_tensor::caller::at_line;
 
 use super::bert::{BertForMaskedLM, BertForSequenceClassification, BertModel};
 use super::gpt2::GPT2LMHeadModel;
@@ -22,9 +20,9 @@ pub trait PreTrainedModel: Module {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes differ, or two names refer to one weight. Then nothing has changed.
-    #[track_caller]
+    #[at_line]
     fn load_pretrained(&self, checkpoint: &StateDict) -> Result<IncompatibleKeys> {
-        at_line(Location::caller(), || load(self, Self::BASE_MODEL_PREFIX, checkpoint))
+        load(self, Self::BASE_MODEL_PREFIX, checkpoint)
     }
 }
 

@@ -1,10 +1,8 @@
 //! Residual networks of bottlenecks, with the names of torchvision's weights.
 
-use std::panic::Location;
-
+use thalweg_derive::enter;
 use thalweg_runtime::{Device, Error, Result, options, refuse};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
 
 use crate::functional::{ConvOptions, PoolOptions, max_pool2d};
@@ -133,9 +131,8 @@ impl ResNet {
 
 impl Forward for ResNet {
     /// Returns the scores of the classes, (count, classes), for images (count, channels, height, width). Asynchronous.
-    #[track_caller]
+    #[enter]
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let x = self.bn1.forward(&self.conv1.forward(images)?)?.relu()?;
         let pool = PoolOptions { stride: Some([2, 2]), padding: 1, ..PoolOptions::default() };
         let mut x = self.layer1.forward(&max_pool2d(&x, [3, 3], pool)?)?;

@@ -2,10 +2,11 @@
 
 use std::panic::Location;
 
+use thalweg_derive::{enter, in_call};
 use thalweg_ir::Scalar;
 use thalweg_runtime::{Device, Error, Result, invalid, refuse_if};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, in_call, outermost};
+use thalweg_tensor::caller::outermost;
 
 use super::{Forward, Module, constant};
 use crate::functional::{call, operator};
@@ -173,29 +174,26 @@ pub struct PReLU {
 
 impl PReLU {
     /// Makes an activation with `count` fractions, initially `init` (0.25 in PyTorch).
-    #[track_caller]
+    #[enter]
     pub fn new(count: usize, init: f64, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         Ok(Self { weight: constant(&[count], init, device)? })
     }
 }
 
 impl Forward for PReLU {
-    #[track_caller]
+    #[in_call("prelu", &[input, &self.weight])]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        in_call("prelu", &[input, &self.weight], Location::caller(), || {
-            let (count, rank) = (self.weight.elements(), input.rank());
-            let channels = input.shape().get(1).copied().unwrap_or(1);
-            refuse_if!(
-                count != 1 && count != channels,
-                "Mismatch of parameter numbers and input channel size. Found parameter numbers = {count} and channel size = \
+        let (count, rank) = (self.weight.elements(), input.rank());
+        let channels = input.shape().get(1).copied().unwrap_or(1);
+        refuse_if!(
+            count != 1 && count != channels,
+            "Mismatch of parameter numbers and input channel size. Found parameter numbers = {count} and channel size = \
                  {channels}."
-            );
-            let mut shape = vec![1; rank];
-            if rank > 1 && count != 1 {
-                shape[1] = count;
-            }
-            input.prelu(&self.weight.reshape(&shape)?)
-        })
+        );
+        let mut shape = vec![1; rank];
+        if rank > 1 && count != 1 {
+            shape[1] = count;
+        }
+        input.prelu(&self.weight.reshape(&shape)?)
     }
 }

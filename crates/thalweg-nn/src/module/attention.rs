@@ -3,10 +3,11 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use thalweg_derive::{in_call, in_function};
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result, invalid, options, refuse, refuse_if};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, in_call, in_function};
+use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 use super::{Forward, Linear, Module, constant, uniform};
@@ -87,7 +88,7 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the heads do not divide the features.
-    #[track_caller]
+    #[in_function("MultiheadAttention::new")]
     pub fn new(
         features: usize,
         heads: usize,
@@ -95,43 +96,41 @@ impl MultiheadAttention {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_function("MultiheadAttention::new", Location::caller(), || {
-            refuse_if!(
-                features == 0 || heads == 0 || !features.is_multiple_of(heads),
-                "embed_dim must be divisible by num_heads, and both greater than 0, got embed_dim={features} and \
+        refuse_if!(
+            features == 0 || heads == 0 || !features.is_multiple_of(heads),
+            "embed_dim must be divisible by num_heads, and both greater than 0, got embed_dim={features} and \
                  num_heads={heads}"
-            );
-            // Xavier's bound, for the stacked rows.
-            let mut weight = |shape: [usize; 2]| {
-                uniform(&shape, (6.0 / (shape[0] + shape[1]) as f64).sqrt(), generator, device)
-            };
-            let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
-            let is_packed = kdim == features && vdim == features;
-            let in_proj_weight = is_packed.then(|| weight([3 * features, features])).transpose()?;
-            let mut apart = |inputs| (!is_packed).then(|| weight([features, inputs])).transpose();
-            let [q, k, v] = [apart(features)?, apart(kdim)?, apart(vdim)?];
-            let mut out_proj = Linear::new(features, features, generator, device)?;
-            out_proj.bias = options.bias.then(|| constant(&[features], 0.0, device)).transpose()?;
-            let mut added = || {
-                let deviation = (2.0 / (2 * features) as f32).sqrt();
-                let tensor = Tensor::normal(&[1, 1, features], 0.0, deviation, generator, device);
-                options.add_bias_kv.then(|| tensor?.requires_grad_()).transpose()
-            };
-            let (bias_k, bias_v) = (added()?, added()?);
-            Ok(Self {
-                in_proj_weight,
-                q_proj_weight: q,
-                k_proj_weight: k,
-                v_proj_weight: v,
-                in_proj_bias: options.bias.then(|| constant(&[3 * features], 0.0, device)).transpose()?,
-                out_proj,
-                bias_k,
-                bias_v,
-                options,
-                features,
-                heads,
-                training: true,
-            })
+        );
+        // Xavier's bound, for the stacked rows.
+        let mut weight = |shape: [usize; 2]| {
+            uniform(&shape, (6.0 / (shape[0] + shape[1]) as f64).sqrt(), generator, device)
+        };
+        let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
+        let is_packed = kdim == features && vdim == features;
+        let in_proj_weight = is_packed.then(|| weight([3 * features, features])).transpose()?;
+        let mut apart = |inputs| (!is_packed).then(|| weight([features, inputs])).transpose();
+        let [q, k, v] = [apart(features)?, apart(kdim)?, apart(vdim)?];
+        let mut out_proj = Linear::new(features, features, generator, device)?;
+        out_proj.bias = options.bias.then(|| constant(&[features], 0.0, device)).transpose()?;
+        let mut added = || {
+            let deviation = (2.0 / (2 * features) as f32).sqrt();
+            let tensor = Tensor::normal(&[1, 1, features], 0.0, deviation, generator, device);
+            options.add_bias_kv.then(|| tensor?.requires_grad_()).transpose()
+        };
+        let (bias_k, bias_v) = (added()?, added()?);
+        Ok(Self {
+            in_proj_weight,
+            q_proj_weight: q,
+            k_proj_weight: k,
+            v_proj_weight: v,
+            in_proj_bias: options.bias.then(|| constant(&[3 * features], 0.0, device)).transpose()?,
+            out_proj,
+            bias_k,
+            bias_v,
+            options,
+            features,
+            heads,
+            training: true,
         })
     }
 
@@ -145,7 +144,7 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
+    #[in_call("MultiheadAttention", &[query, key, value])]
     pub fn forward(
         &self,
         query: &Tensor,
@@ -153,28 +152,26 @@ impl MultiheadAttention {
         value: &Tensor,
         masks: AttentionMasks<'_>,
     ) -> Result<Attended> {
-        in_call("MultiheadAttention", &[query, key, value], Location::caller(), || {
-            let (heads, is_batched) = self.split(query, key, value)?;
-            let mask = self.mask(&heads, masks, is_batched, false)?;
-            let [query, key, value] = &heads;
-            let scale = ((self.features / self.heads) as f64).sqrt().recip();
-            let mut scores = query.mul_scalar(scale)?.matmul(&key.transpose(-2, -1)?)?;
-            if let Some(mask) = &mask {
-                scores = scores.add(mask)?;
-            }
-            let weights = scores.softmax(-1)?;
-            let dropped = match &self.options.dropout {
-                Some((p, generator)) => functional::dropout(&weights, *p, self.training, generator)?,
-                None => weights.clone(),
-            };
-            let output = self.join(&dropped.matmul(value)?, is_batched)?;
-            Ok(Attended { output, weights: if is_batched { weights } else { weights.squeeze(0)? } })
-        })
+        let (heads, is_batched) = self.split(query, key, value)?;
+        let mask = self.mask(&heads, masks, is_batched, false)?;
+        let [query, key, value] = &heads;
+        let scale = ((self.features / self.heads) as f64).sqrt().recip();
+        let mut scores = query.mul_scalar(scale)?.matmul(&key.transpose(-2, -1)?)?;
+        if let Some(mask) = &mask {
+            scores = scores.add(mask)?;
+        }
+        let weights = scores.softmax(-1)?;
+        let dropped = match &self.options.dropout {
+            Some((p, generator)) => functional::dropout(&weights, *p, self.training, generator)?,
+            None => weights.clone(),
+        };
+        let output = self.join(&dropped.matmul(value)?, is_batched)?;
+        Ok(Attended { output, weights: if is_batched { weights } else { weights.squeeze(0)? } })
     }
 
     /// Computes [`MultiheadAttention::forward`] without returning the weights, which need not be stored then. A query whose keys
     /// are all ignored results in the output's bias.
-    #[track_caller]
+    #[in_call("MultiheadAttention", &[query, key, value])]
     pub fn attend(
         &self,
         query: &Tensor,
@@ -182,18 +179,15 @@ impl MultiheadAttention {
         value: &Tensor,
         masks: AttentionMasks<'_>,
     ) -> Result<Tensor> {
-        in_call("MultiheadAttention", &[query, key, value], Location::caller(), || {
-            let (heads, is_batched) = self.split(query, key, value)?;
-            let mask = self.mask(&heads, masks, is_batched, true)?;
-            let dropout = match &self.options.dropout {
-                Some((p, generator)) if self.training && *p > 0.0 => Some((*p, &**generator)),
-                _ => None,
-            };
-            let options =
-                AttentionOptions { attn_mask: mask.as_ref(), dropout, ..AttentionOptions::default() };
-            let [query, key, value] = &heads;
-            self.join(&functional::scaled_dot_product_attention(query, key, value, options)?, is_batched)
-        })
+        let (heads, is_batched) = self.split(query, key, value)?;
+        let mask = self.mask(&heads, masks, is_batched, true)?;
+        let dropout = match &self.options.dropout {
+            Some((p, generator)) if self.training && *p > 0.0 => Some((*p, &**generator)),
+            _ => None,
+        };
+        let options = AttentionOptions { attn_mask: mask.as_ref(), dropout, ..AttentionOptions::default() };
+        let [query, key, value] = &heads;
+        self.join(&functional::scaled_dot_product_attention(query, key, value, options)?, is_batched)
     }
 
     /// Returns queries, keys and values of each head, (batch, heads, tokens, features per head), and whether there is a batch.

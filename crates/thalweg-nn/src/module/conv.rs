@@ -2,9 +2,10 @@
 
 use std::panic::Location;
 
+use thalweg_derive::enter;
 use thalweg_runtime::{Device, Error, Result, refuse_if};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{at_line, enter};
+use thalweg_tensor::caller::at_line;
 use thalweg_tensor::random::Generator;
 
 use super::{Forward, Module, weight_and_bias};
@@ -32,7 +33,7 @@ pub type Conv2d = Conv<2>;
 pub type Conv3d = Conv<3>;
 
 /// Returns a weight and, for a layer that has one, a bias. A transposed layer's weight has the input's channels first.
-#[track_caller]
+#[enter]
 fn parameters<const AXES: usize>(
     [inputs, outputs]: [usize; 2],
     kernel: [usize; AXES],
@@ -41,7 +42,6 @@ fn parameters<const AXES: usize>(
     generator: &mut Generator,
     device: &Device,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let _entered = enter(Location::caller());
     at_line(Location::caller(), || {
         refuse_if!(groups == 0, "groups must be a positive integer");
         for (name, channels) in [("in_channels", inputs), ("out_channels", outputs)] {
@@ -98,9 +98,8 @@ constructors! { Conv, false }
 constructors! { ConvTranspose, true, output_padding: [0; AXES] }
 
 impl<const AXES: usize> Forward for Conv<AXES> {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         functional::conv(input, &self.weight, self.bias.as_ref(), self.options)
     }
 }
@@ -131,9 +130,8 @@ pub type ConvTranspose2d = ConvTranspose<2>;
 pub type ConvTranspose3d = ConvTranspose<3>;
 
 impl<const AXES: usize> Forward for ConvTranspose<AXES> {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         functional::conv_transpose(input, &self.weight, self.bias.as_ref(), self.options, self.output_padding)
     }
 }

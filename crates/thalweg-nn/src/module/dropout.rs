@@ -3,9 +3,10 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use thalweg_derive::enter;
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, outermost};
+use thalweg_tensor::caller::outermost;
 use thalweg_tensor::random::DeviceGenerator;
 
 use super::{Forward, Module};
@@ -39,9 +40,8 @@ impl Dropout {
 }
 
 impl Forward for Dropout {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         functional::dropout(input, self.p, self.training, &self.generator)
     }
 }

@@ -1,10 +1,9 @@
 //! Layers of transformers with PyTorch's names, layouts and options: `torch.nn.TransformerEncoderLayer` and related ones.
 
-use std::panic::Location;
 use std::sync::Arc;
 
+use thalweg_derive::{in_call, in_function};
 use thalweg_runtime::{Device, Error, Result, options, refuse_if};
-use thalweg_tensor::caller::{in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -125,7 +124,7 @@ impl TransformerEncoderLayer {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the heads do not divide the features.
-    #[track_caller]
+    #[in_function("TransformerEncoderLayer::new")]
     pub fn new(
         features: usize,
         heads: usize,
@@ -133,17 +132,15 @@ impl TransformerEncoderLayer {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_function("TransformerEncoderLayer::new", Location::caller(), || {
-            let inner = options.dim_feedforward;
-            Ok(Self {
-                self_attn: options.attention([features, heads], generator, device)?,
-                linear1: options.linear([features, inner], generator, device)?,
-                linear2: options.linear([inner, features], generator, device)?,
-                norm1: options.norm(features, device)?,
-                norm2: options.norm(features, device)?,
-                options,
-                training: true,
-            })
+        let inner = options.dim_feedforward;
+        Ok(Self {
+            self_attn: options.attention([features, heads], generator, device)?,
+            linear1: options.linear([features, inner], generator, device)?,
+            linear2: options.linear([inner, features], generator, device)?,
+            norm1: options.norm(features, device)?,
+            norm2: options.norm(features, device)?,
+            options,
+            training: true,
         })
     }
 
@@ -152,16 +149,14 @@ impl TransformerEncoderLayer {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
+    #[in_call("TransformerEncoderLayer", &[input])]
     pub fn forward_masked(&self, input: &Tensor, masks: AttentionMasks<'_>) -> Result<Tensor> {
-        in_call("TransformerEncoderLayer", &[input], Location::caller(), || {
-            let (options, training) = (&self.options, self.training);
-            let x = residual(input, &self.norm1, options.norm_first, |x| {
-                options.drop(self.self_attn.attend(x, x, x, masks)?, training)
-            })?;
-            residual(&x, &self.norm2, options.norm_first, |x| {
-                options.feed_forward(x, [&self.linear1, &self.linear2], training)
-            })
+        let (options, training) = (&self.options, self.training);
+        let x = residual(input, &self.norm1, options.norm_first, |x| {
+            options.drop(self.self_attn.attend(x, x, x, masks)?, training)
+        })?;
+        residual(&x, &self.norm2, options.norm_first, |x| {
+            options.feed_forward(x, [&self.linear1, &self.linear2], training)
         })
     }
 }
@@ -195,7 +190,7 @@ impl TransformerDecoderLayer {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the heads do not divide the features.
-    #[track_caller]
+    #[in_function("TransformerDecoderLayer::new")]
     pub fn new(
         features: usize,
         heads: usize,
@@ -203,19 +198,17 @@ impl TransformerDecoderLayer {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_function("TransformerDecoderLayer::new", Location::caller(), || {
-            let inner = options.dim_feedforward;
-            Ok(Self {
-                self_attn: options.attention([features, heads], generator, device)?,
-                multihead_attn: options.attention([features, heads], generator, device)?,
-                linear1: options.linear([features, inner], generator, device)?,
-                linear2: options.linear([inner, features], generator, device)?,
-                norm1: options.norm(features, device)?,
-                norm2: options.norm(features, device)?,
-                norm3: options.norm(features, device)?,
-                options,
-                training: true,
-            })
+        let inner = options.dim_feedforward;
+        Ok(Self {
+            self_attn: options.attention([features, heads], generator, device)?,
+            multihead_attn: options.attention([features, heads], generator, device)?,
+            linear1: options.linear([features, inner], generator, device)?,
+            linear2: options.linear([inner, features], generator, device)?,
+            norm1: options.norm(features, device)?,
+            norm2: options.norm(features, device)?,
+            norm3: options.norm(features, device)?,
+            options,
+            training: true,
         })
     }
 
@@ -224,7 +217,7 @@ impl TransformerDecoderLayer {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
+    #[in_call("TransformerDecoderLayer", &[input, memory])]
     pub fn forward(
         &self,
         input: &Tensor,
@@ -232,17 +225,15 @@ impl TransformerDecoderLayer {
         masks: AttentionMasks<'_>,
         memory_masks: AttentionMasks<'_>,
     ) -> Result<Tensor> {
-        in_call("TransformerDecoderLayer", &[input, memory], Location::caller(), || {
-            let (options, training) = (&self.options, self.training);
-            let x = residual(input, &self.norm1, options.norm_first, |x| {
-                options.drop(self.self_attn.attend(x, x, x, masks)?, training)
-            })?;
-            let x = residual(&x, &self.norm2, options.norm_first, |x| {
-                options.drop(self.multihead_attn.attend(x, memory, memory, memory_masks)?, training)
-            })?;
-            residual(&x, &self.norm3, options.norm_first, |x| {
-                options.feed_forward(x, [&self.linear1, &self.linear2], training)
-            })
+        let (options, training) = (&self.options, self.training);
+        let x = residual(input, &self.norm1, options.norm_first, |x| {
+            options.drop(self.self_attn.attend(x, x, x, masks)?, training)
+        })?;
+        let x = residual(&x, &self.norm2, options.norm_first, |x| {
+            options.drop(self.multihead_attn.attend(x, memory, memory, memory_masks)?, training)
+        })?;
+        residual(&x, &self.norm3, options.norm_first, |x| {
+            options.feed_forward(x, [&self.linear1, &self.linear2], training)
         })
     }
 }
@@ -258,15 +249,13 @@ pub struct TransformerEncoder {
 
 impl TransformerEncoder {
     /// Returns the last layer's result; each layer has the same masks. Asynchronous.
-    #[track_caller]
+    #[in_call("TransformerEncoder", &[input])]
     pub fn forward_masked(&self, input: &Tensor, masks: AttentionMasks<'_>) -> Result<Tensor> {
-        in_call("TransformerEncoder", &[input], Location::caller(), || {
-            let mut x = input.clone();
-            for layer in &self.layers {
-                x = layer.forward_masked(&x, masks)?;
-            }
-            self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
-        })
+        let mut x = input.clone();
+        for layer in &self.layers {
+            x = layer.forward_masked(&x, masks)?;
+        }
+        self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
     }
 }
 
@@ -288,7 +277,7 @@ pub struct TransformerDecoder {
 
 impl TransformerDecoder {
     /// Returns the last layer's result; each layer has the same masks. Asynchronous.
-    #[track_caller]
+    #[in_call("TransformerDecoder", &[input, memory])]
     pub fn forward(
         &self,
         input: &Tensor,
@@ -296,13 +285,11 @@ impl TransformerDecoder {
         masks: AttentionMasks<'_>,
         memory_masks: AttentionMasks<'_>,
     ) -> Result<Tensor> {
-        in_call("TransformerDecoder", &[input, memory], Location::caller(), || {
-            let mut x = input.clone();
-            for layer in &self.layers {
-                x = layer.forward(&x, memory, masks, memory_masks)?;
-            }
-            self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
-        })
+        let mut x = input.clone();
+        for layer in &self.layers {
+            x = layer.forward(&x, memory, masks, memory_masks)?;
+        }
+        self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
     }
 }
 
@@ -319,7 +306,7 @@ impl EncoderDecoder {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the heads do not divide the features.
-    #[track_caller]
+    #[in_function("EncoderDecoder::new")]
     pub fn new(
         [features, heads]: [usize; 2],
         [encoder_layers, decoder_layers]: [usize; 2],
@@ -327,27 +314,25 @@ impl EncoderDecoder {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_function("EncoderDecoder::new", Location::caller(), || {
-            let encoder = (0..encoder_layers)
-                .map(|_| TransformerEncoderLayer::new(features, heads, options.clone(), generator, device))
-                .collect::<Result<_>>()?;
-            let decoder = (0..decoder_layers)
-                .map(|_| TransformerDecoderLayer::new(features, heads, options.clone(), generator, device))
-                .collect::<Result<_>>()?;
-            let made = Self {
-                encoder: TransformerEncoder { layers: encoder, norm: Some(options.norm(features, device)?) },
-                decoder: TransformerDecoder { layers: decoder, norm: Some(options.norm(features, device)?) },
-            };
-            // Every matrix is initialized with Xavier's bound.
-            for parameter in made.parameters() {
-                if let &[rows, columns] = parameter.shape() {
-                    let bound = (6.0 / (rows + columns) as f64).sqrt();
-                    let start = uniform(&[rows, columns], bound, generator, device)?;
-                    no_grad(|| parameter.copy_(&start))?;
-                }
+        let encoder = (0..encoder_layers)
+            .map(|_| TransformerEncoderLayer::new(features, heads, options.clone(), generator, device))
+            .collect::<Result<_>>()?;
+        let decoder = (0..decoder_layers)
+            .map(|_| TransformerDecoderLayer::new(features, heads, options.clone(), generator, device))
+            .collect::<Result<_>>()?;
+        let made = Self {
+            encoder: TransformerEncoder { layers: encoder, norm: Some(options.norm(features, device)?) },
+            decoder: TransformerDecoder { layers: decoder, norm: Some(options.norm(features, device)?) },
+        };
+        // Every matrix is initialized with Xavier's bound.
+        for parameter in made.parameters() {
+            if let &[rows, columns] = parameter.shape() {
+                let bound = (6.0 / (rows + columns) as f64).sqrt();
+                let start = uniform(&[rows, columns], bound, generator, device)?;
+                no_grad(|| parameter.copy_(&start))?;
             }
-            Ok(made)
-        })
+        }
+        Ok(made)
     }
 
     /// Returns the decoder's result for the target, given the encoder's result for the source. The masks are those of the source,
@@ -355,7 +340,7 @@ impl EncoderDecoder {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
+    #[in_call("EncoderDecoder", &[source, target])]
     pub fn forward(
         &self,
         source: &Tensor,
@@ -364,16 +349,14 @@ impl EncoderDecoder {
         target_masks: AttentionMasks<'_>,
         memory_masks: AttentionMasks<'_>,
     ) -> Result<Tensor> {
-        in_call("EncoderDecoder", &[source, target], Location::caller(), || {
-            let (from, to) = (source.shape().last(), target.shape().last());
-            refuse_if!(
-                from != to || source.rank() != target.rank(),
-                "the feature number of src and tgt must be equal to d_model, got {:?} and {:?}",
-                source.shape(),
-                target.shape()
-            );
-            let memory = self.encoder.forward_masked(source, source_masks)?;
-            self.decoder.forward(target, &memory, target_masks, memory_masks)
-        })
+        let (from, to) = (source.shape().last(), target.shape().last());
+        refuse_if!(
+            from != to || source.rank() != target.rank(),
+            "the feature number of src and tgt must be equal to d_model, got {:?} and {:?}",
+            source.shape(),
+            target.shape()
+        );
+        let memory = self.encoder.forward_masked(source, source_masks)?;
+        self.decoder.forward(target, &memory, target_masks, memory_masks)
     }
 }

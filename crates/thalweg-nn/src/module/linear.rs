@@ -2,9 +2,10 @@
 
 use std::panic::Location;
 
+use thalweg_derive::enter;
 use thalweg_runtime::{Activation, Device, Error, Result, options};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, outermost};
+use thalweg_tensor::caller::outermost;
 use thalweg_tensor::random::Generator;
 
 use super::{Forward, Module, uniform, weight_and_bias};
@@ -23,31 +24,28 @@ pub struct Linear {
 
 impl Linear {
     /// Makes a layer from `inputs` to `outputs` features, with random parameters.
-    #[track_caller]
+    #[enter]
     pub fn new(inputs: usize, outputs: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let (weight, bias) = weight_and_bias(&[outputs, inputs], Some(outputs), generator, device)?;
         Ok(Self { weight, bias })
     }
 
     /// Makes a layer without a bias.
-    #[track_caller]
+    #[enter]
     pub fn without_bias(
         inputs: usize,
         outputs: usize,
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let (weight, bias) = weight_and_bias(&[outputs, inputs], None, generator, device)?;
         Ok(Self { weight, bias })
     }
 }
 
 impl Forward for Linear {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         functional::linear(input, &self.weight, self.bias.as_ref())
     }
 }
@@ -67,9 +65,8 @@ pub struct Mlp {
 
 impl Mlp {
     /// Makes two layers, from `features` to `hidden` features and back, with random parameters and GELU.
-    #[track_caller]
+    #[enter]
     pub fn new(features: usize, hidden: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let expand = Linear::new(features, hidden, generator, device)?;
         let contract = Linear::new(hidden, features, generator, device)?;
         Ok(Self { expand, contract, activation: Activation::Gelu })
@@ -77,9 +74,8 @@ impl Mlp {
 }
 
 impl Forward for Mlp {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let weights = [&self.expand.weight, &self.contract.weight];
         let biases = [self.expand.bias.as_ref(), self.contract.bias.as_ref()];
         match self.activation {
@@ -102,7 +98,7 @@ pub struct Bilinear {
 
 impl Bilinear {
     /// Makes a layer with random parameters, from pairs of features.
-    #[track_caller]
+    #[enter]
     pub fn new(
         inputs: [usize; 2],
         outputs: usize,
@@ -110,7 +106,6 @@ impl Bilinear {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let bound = 1.0 / (inputs[0].max(1) as f64).sqrt();
         let weight = uniform(&[outputs, inputs[0], inputs[1]], bound, generator, device)?;
         let bias = bias.then(|| uniform(&[outputs], bound, generator, device)).transpose()?;
@@ -121,9 +116,8 @@ impl Bilinear {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the shapes do not fit.
-    #[track_caller]
+    #[enter]
     pub fn forward(&self, input1: &Tensor, input2: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         functional::bilinear(input1, input2, &self.weight, self.bias.as_ref())
     }
 }
@@ -141,9 +135,8 @@ pub struct Embedding {
 
 impl Embedding {
     /// Makes a table of `count` rows of `features` numbers, normally distributed.
-    #[track_caller]
+    #[enter]
     pub fn new(count: usize, features: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let weight = Tensor::normal(&[count, features], 0.0, 1.0, generator, device)?.requires_grad_()?;
         Ok(Self { weight, padding_idx: None })
     }
@@ -152,7 +145,7 @@ impl Embedding {
     ///
     /// # Errors
     /// Those of the allocation; [`Error::is_invalid_argument`] if there is no such row.
-    #[track_caller]
+    #[enter]
     pub fn with_padding(
         count: usize,
         features: usize,
@@ -160,7 +153,6 @@ impl Embedding {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let _entered = enter(Location::caller());
         if padding_idx >= count {
             let text = format!("Embedding: padding_idx {padding_idx} must be below the {count} embeddings");
             return Err(Error::invalid(text).at(outermost(Location::caller())));
@@ -173,9 +165,8 @@ impl Embedding {
 }
 
 impl Forward for Embedding {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         functional::embedding(input, &self.weight, self.padding_idx)
     }
 }

@@ -2,9 +2,9 @@
 
 use std::panic::Location;
 
+use thalweg_derive::{enter, in_call};
 use thalweg_runtime::{Result, options};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, in_call};
 use thalweg_tensor::dispatch::Argument;
 
 use super::Module;
@@ -183,17 +183,15 @@ impl KLDivLoss {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
-    #[track_caller]
+    #[in_call("KLDivLoss", &[x, target])]
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
-        in_call("KLDivLoss", &[x, target], Location::caller(), || {
-            let reduction = if self.batch_mean { Reduction::Sum } else { self.reduction };
-            let arguments = [x.into(), target.into(), reduction.into(), self.log_target.into()];
-            let loss = call(operator!("kl_div"), &arguments, Location::caller())?;
-            match (self.batch_mean, x.shape().first()) {
-                (true, Some(&rows)) => loss.div_scalar(rows as f64),
-                _ => Ok(loss),
-            }
-        })
+        let reduction = if self.batch_mean { Reduction::Sum } else { self.reduction };
+        let arguments = [x.into(), target.into(), reduction.into(), self.log_target.into()];
+        let loss = call(operator!("kl_div"), &arguments, Location::caller())?;
+        match (self.batch_mean, x.shape().first()) {
+            (true, Some(&rows)) => loss.div_scalar(rows as f64),
+            _ => Ok(loss),
+        }
     }
 }
 
@@ -217,9 +215,8 @@ impl GaussianNLLLoss {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
-    #[track_caller]
+    #[enter]
     pub fn forward(&self, x: &Tensor, target: &Tensor, variance: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         functional::gaussian_nll_loss(x, target, variance, self.full, self.eps, self.reduction)
     }
 }
@@ -242,9 +239,8 @@ impl MultiLabelSoftMarginLoss {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
-    #[track_caller]
+    #[enter]
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         functional::multilabel_soft_margin_loss(x, target, self.weight.as_ref(), self.reduction)
     }
 }

@@ -52,10 +52,11 @@ mod weight_only;
 use std::any::Any;
 use std::panic::Location;
 
+use thalweg_derive::enter;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{at_line, enter};
+use thalweg_tensor::caller::at_line;
 use thalweg_tensor::random::Generator;
 
 pub use activation::{
@@ -331,28 +332,25 @@ pub fn walk_mut<'a, M: Module + ?Sized>(module: &'a mut M, visitor: &mut dyn FnM
 }
 
 /// Returns a parameter with uniform values in ±bound.
-#[track_caller]
+#[enter]
 fn uniform(shape: &[usize], bound: f64, generator: &mut Generator, device: &Device) -> Result<Tensor> {
-    let _entered = enter(Location::caller());
     Tensor::uniform(shape, -bound as f32, bound as f32, generator, device)?.requires_grad_()
 }
 
 /// Returns a parameter of f32 with one value everywhere.
-#[track_caller]
+#[enter]
 fn constant(shape: &[usize], value: f64, device: &Device) -> Result<Tensor> {
-    let _entered = enter(Location::caller());
     Tensor::full(shape, value, DType::F32, device)?.requires_grad_()
 }
 
 /// Returns a weight and a bias as PyTorch initializes them: uniform in ±1/√fan_in (`kaiming_uniform_` with a = √5).
-#[track_caller]
+#[enter]
 fn weight_and_bias(
     shape: &[usize],
     bias: Option<usize>,
     generator: &mut Generator,
     device: &Device,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let _entered = enter(Location::caller());
     let fan_in = at_line(Location::caller(), || Ok(thalweg_ir::element_count(&shape[1..])?))?;
     let bound = 1.0 / (fan_in.max(1) as f64).sqrt();
     let weight = uniform(shape, bound, generator, device)?;

@@ -2,9 +2,10 @@
 
 use std::panic::Location;
 
+use thalweg_derive::{enter, in_call};
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result, invalid, options, refuse, refuse_if};
-use thalweg_tensor::caller::{enter, in_call, outermost};
+use thalweg_tensor::caller::outermost;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::{Forward, Module, constant};
@@ -96,9 +97,8 @@ pub type BatchNorm3d = BatchNorm;
 
 impl BatchNorm {
     /// Makes a layer over `features` channels.
-    #[track_caller]
+    #[enter]
     pub fn new(features: usize, options: BatchNormOptions, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         Ok(Self { statistics: Statistics::new(features, options, device)? })
     }
 
@@ -117,27 +117,25 @@ impl BatchNorm {
 
 impl Forward for BatchNorm {
     /// *Blocks* in training without a momentum, which needs the number of batches on the host.
-    #[track_caller]
+    #[in_call("BatchNorm", &[input])]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        in_call("BatchNorm", &[input], Location::caller(), || {
-            let Statistics { training, options, .. } = &self.statistics;
-            let [weight, bias, mean, variance] = self.statistics.tensors();
-            // An empty batch has no statistics towards which the running ones could move.
-            let is_kept = *training && input.elements() == 0;
-            let [mean, variance] = [mean, variance].map(|running| running.filter(|_| !is_kept).into());
-            let (weight, bias) = (weight.into(), bias.into());
-            let of_batch = *training || self.statistics.running_mean.is_none();
-            refuse_if!(
-                of_batch && input.rank() >= 2 && input.elements() == input.shape()[1],
-                "Expected more than 1 value per channel when training, got input size torch.Size({:?})",
-                input.shape()
-            );
-            let momentum = if *training { self.momentum()? } else { options.momentum.unwrap_or(0.0) };
-            let numbers = [of_batch.into(), momentum.into(), options.eps.into(), true.into()];
-            let [of_batch, momentum, eps, cudnn] = numbers;
-            let arguments = [input.into(), weight, bias, mean, variance, of_batch, momentum, eps, cudnn];
-            call(operator!("batch_norm"), &arguments, Location::caller())
-        })
+        let Statistics { training, options, .. } = &self.statistics;
+        let [weight, bias, mean, variance] = self.statistics.tensors();
+        // An empty batch has no statistics towards which the running ones could move.
+        let is_kept = *training && input.elements() == 0;
+        let [mean, variance] = [mean, variance].map(|running| running.filter(|_| !is_kept).into());
+        let (weight, bias) = (weight.into(), bias.into());
+        let of_batch = *training || self.statistics.running_mean.is_none();
+        refuse_if!(
+            of_batch && input.rank() >= 2 && input.elements() == input.shape()[1],
+            "Expected more than 1 value per channel when training, got input size torch.Size({:?})",
+            input.shape()
+        );
+        let momentum = if *training { self.momentum()? } else { options.momentum.unwrap_or(0.0) };
+        let numbers = [of_batch.into(), momentum.into(), options.eps.into(), true.into()];
+        let [of_batch, momentum, eps, cudnn] = numbers;
+        let arguments = [input.into(), weight, bias, mean, variance, of_batch, momentum, eps, cudnn];
+        call(operator!("batch_norm"), &arguments, Location::caller())
     }
 }
 
@@ -158,32 +156,28 @@ pub type InstanceNorm3d = InstanceNorm<3>;
 
 impl<const AXES: usize> InstanceNorm<AXES> {
     /// Makes a layer over `features` channels; PyTorch's defaults are [`BatchNormOptions::instance`].
-    #[track_caller]
+    #[enter]
     pub fn new(features: usize, options: BatchNormOptions, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         Ok(Self { statistics: Statistics::new(features, options, device)? })
     }
 }
 
 impl<const AXES: usize> Forward for InstanceNorm<AXES> {
-    #[track_caller]
+    #[in_call("InstanceNorm", &[input])]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        in_call("InstanceNorm", &[input], Location::caller(), || {
-            if input.rank() == AXES + 1 {
-                return self.forward(&input.unsqueeze(0)?)?.squeeze(0);
-            }
-            if input.rank() != AXES + 2 {
-                refuse!("expected {}D or {}D input (got {}D input)", AXES + 1, AXES + 2, input.rank());
-            }
-            let Statistics { training, options, .. } = &self.statistics;
-            let [weight, bias, mean, variance] = self.statistics.tensors().map(Into::into);
-            let of_input = *training || self.statistics.running_mean.is_none();
-            let momentum = options.momentum.unwrap_or(0.0).into();
-            let (of_input, eps) = (of_input.into(), options.eps.into());
-            let arguments =
-                [input.into(), weight, bias, mean, variance, of_input, momentum, eps, true.into()];
-            call(operator!("instance_norm"), &arguments, Location::caller())
-        })
+        if input.rank() == AXES + 1 {
+            return self.forward(&input.unsqueeze(0)?)?.squeeze(0);
+        }
+        if input.rank() != AXES + 2 {
+            refuse!("expected {}D or {}D input (got {}D input)", AXES + 1, AXES + 2, input.rank());
+        }
+        let Statistics { training, options, .. } = &self.statistics;
+        let [weight, bias, mean, variance] = self.statistics.tensors().map(Into::into);
+        let of_input = *training || self.statistics.running_mean.is_none();
+        let momentum = options.momentum.unwrap_or(0.0).into();
+        let (of_input, eps) = (of_input.into(), options.eps.into());
+        let arguments = [input.into(), weight, bias, mean, variance, of_input, momentum, eps, true.into()];
+        call(operator!("instance_norm"), &arguments, Location::caller())
     }
 }
 
@@ -206,16 +200,14 @@ pub struct LayerNorm {
 
 impl LayerNorm {
     /// Makes a layer over `features` features, with a weight of ones and a bias of zeros.
-    #[track_caller]
+    #[enter]
     pub fn new(features: usize, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         Self::over(&[features], device)
     }
 
     /// Makes a layer over several dimensions.
-    #[track_caller]
+    #[enter]
     pub fn over(normalized_shape: &[usize], device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let weight = Some(constant(normalized_shape, 1.0, device)?);
         let bias = Some(constant(normalized_shape, 0.0, device)?);
         Ok(Self { weight, bias, normalized_shape: normalized_shape.into(), eps: 1e-5 })
@@ -225,9 +217,8 @@ impl LayerNorm {
     ///
     /// # Errors
     /// Those of [`functional::layer_norm_fork`]; [`Error::is_invalid_argument`] without weight and bias.
-    #[track_caller]
+    #[enter]
     pub fn forward_fork(&self, input: &Tensor) -> Result<[Tensor; 2]> {
-        let _entered = enter(Location::caller());
         match (&self.weight, &self.bias) {
             (Some(weight), Some(bias)) => functional::layer_norm_fork(input, weight, bias, self.eps),
             _ => {
@@ -240,9 +231,8 @@ impl LayerNorm {
     ///
     /// # Errors
     /// Those of [`functional::add_layer_norm`]; [`Error::is_invalid_argument`] without weight and bias.
-    #[track_caller]
+    #[enter]
     pub fn forward_add(&self, input: &Tensor, branch: &Tensor) -> Result<[Tensor; 2]> {
-        let _entered = enter(Location::caller());
         match (&self.weight, &self.bias) {
             (Some(weight), Some(bias)) => functional::add_layer_norm(input, branch, weight, bias, self.eps),
             _ => Err(invalid!("LayerNorm: a sum is normalized with a weight and a bias")
@@ -252,9 +242,8 @@ impl LayerNorm {
 }
 
 impl Forward for LayerNorm {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
         functional::layer_norm(input, &self.normalized_shape, weight, bias, self.eps)
     }
@@ -276,9 +265,8 @@ pub struct RMSNorm {
 
 impl RMSNorm {
     /// Makes a layer with a weight of ones.
-    #[track_caller]
+    #[enter]
     pub fn new(normalized_shape: &[usize], device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let weight = Some(constant(normalized_shape, 1.0, device)?);
         Ok(Self { weight, normalized_shape: normalized_shape.into(), eps: None })
     }
@@ -315,9 +303,8 @@ impl GroupNorm {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the groups do not divide the channels.
-    #[track_caller]
+    #[enter]
     pub fn new(num_groups: usize, channels: usize, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         if num_groups == 0 || !channels.is_multiple_of(num_groups) {
             let text = format!("num_channels ({channels}) must be divisible by num_groups ({num_groups})");
             return Err(Error::invalid(text).at(outermost(Location::caller())));
@@ -359,9 +346,8 @@ impl LocalResponseNorm {
 }
 
 impl Forward for LocalResponseNorm {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         functional::local_response_norm(input, self.size, self.alpha, self.beta, self.k)
     }
 }

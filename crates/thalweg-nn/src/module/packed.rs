@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use thalweg_derive::in_call;
 use thalweg_ir::Scalar;
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::Tensor;
@@ -92,43 +93,40 @@ fn indices(list: &[i64], beside: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if lengths are zero, do not fit the batch, or are not sorted although they should be.
-#[track_caller]
+#[in_call("pack_padded_sequence", &[input])]
 pub fn pack_padded_sequence(
     input: &Tensor,
     lengths: &[usize],
     batch_first: bool,
     enforce_sorted: bool,
 ) -> Result<PackedSequence> {
-    in_call("pack_padded_sequence", &[input], Location::caller(), || {
-        let Places { batch_sizes, order } = Places::new(lengths)?;
-        let (batch, steps) = match *input.shape() {
-            [first, second, ..] if batch_first => (first, second),
-            [first, second, ..] => (second, first),
-            _ => {
-                refuse!("Expected a batch of sequences, got {:?}", input.shape());
-            }
-        };
-        refuse_if!(
-            batch != lengths.len() || batch_sizes.len() > steps,
-            "Expected `len(lengths)` to be equal to batch_size {batch} and lengths up to {steps}, but got {lengths:?}"
-        );
-        refuse_if!(
-            enforce_sorted && !lengths.is_sorted_by(|a, b| a >= b),
-            "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass \
-             `enforce_sorted=False` to sort the sequences"
-        );
-        let places = indices(&Places::flat(&batch_sizes, &order, steps, batch_first), input)?;
-        let data = input.flatten(0, 1)?.index_select(0, &places)?;
-        let (mut sorted_indices, mut unsorted_indices) = (None, None);
-        if !enforce_sorted {
-            let mut back = vec![0; order.len()];
-            order.iter().enumerate().for_each(|(place, &sequence)| back[sequence] = place as i64);
-            let order: Vec<i64> = order.iter().map(|&sequence| sequence as i64).collect();
-            (sorted_indices, unsorted_indices) =
-                (Some(indices(&order, input)?), Some(indices(&back, input)?));
+    let Places { batch_sizes, order } = Places::new(lengths)?;
+    let (batch, steps) = match *input.shape() {
+        [first, second, ..] if batch_first => (first, second),
+        [first, second, ..] => (second, first),
+        _ => {
+            refuse!("Expected a batch of sequences, got {:?}", input.shape());
         }
-        Ok(PackedSequence { data, batch_sizes, sorted_indices, unsorted_indices })
-    })
+    };
+    refuse_if!(
+        batch != lengths.len() || batch_sizes.len() > steps,
+        "Expected `len(lengths)` to be equal to batch_size {batch} and lengths up to {steps}, but got {lengths:?}"
+    );
+    refuse_if!(
+        enforce_sorted && !lengths.is_sorted_by(|a, b| a >= b),
+        "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass \
+             `enforce_sorted=False` to sort the sequences"
+    );
+    let places = indices(&Places::flat(&batch_sizes, &order, steps, batch_first), input)?;
+    let data = input.flatten(0, 1)?.index_select(0, &places)?;
+    let (mut sorted_indices, mut unsorted_indices) = (None, None);
+    if !enforce_sorted {
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(place, &sequence)| back[sequence] = place as i64);
+        let order: Vec<i64> = order.iter().map(|&sequence| sequence as i64).collect();
+        (sorted_indices, unsorted_indices) = (Some(indices(&order, input)?), Some(indices(&back, input)?));
+    }
+    Ok(PackedSequence { data, batch_sizes, sorted_indices, unsorted_indices })
 }
 
 /// Pads packed sequences to (steps, batch, …), or (batch, steps, …) with `batch_first`, and returns them with their lengths.

@@ -3,8 +3,8 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use thalweg_derive::{enter, in_call};
 use thalweg_runtime::{Error, Result, invalid, refuse};
-use thalweg_tensor::caller::{enter, in_call};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints};
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, Tensors};
@@ -147,15 +147,13 @@ pub struct LPPool<const AXES: usize> {
 }
 
 impl<const AXES: usize> Forward for LPPool<AXES> {
-    #[track_caller]
+    #[in_call("LPPool", &[input])]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        in_call("LPPool", &[input], Location::caller(), || {
-            let (stride, ceil_mode) = (self.stride, self.ceil_mode);
-            let pool = AvgPool { stride, ceil_mode, ..AvgPool::new(self.kernel_size) };
-            let mean = pool.forward(&input.pow_scalar(self.norm_type)?)?;
-            let count: usize = self.kernel_size.iter().product();
-            mean.mul_scalar(count as f64)?.pow_scalar(1.0 / self.norm_type)
-        })
+        let (stride, ceil_mode) = (self.stride, self.ceil_mode);
+        let pool = AvgPool { stride, ceil_mode, ..AvgPool::new(self.kernel_size) };
+        let mean = pool.forward(&input.pow_scalar(self.norm_type)?)?;
+        let count: usize = self.kernel_size.iter().product();
+        mean.mul_scalar(count as f64)?.pow_scalar(1.0 / self.norm_type)
     }
 }
 
@@ -186,37 +184,34 @@ impl<const AXES: usize> FractionalMaxPool<AXES> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
+    #[in_call("FractionalMaxPool", &[input, samples])]
     pub fn forward_with_samples(&self, input: &Tensor, samples: &Tensor) -> Result<[Tensor; 2]> {
-        in_call("FractionalMaxPool", &[input, samples], Location::caller(), || {
-            let Some(front) = input.rank().checked_sub(AXES).filter(|front| (1..=2).contains(front)) else {
-                refuse!("Expected a {}D or {}D tensor, but got {:?}", AXES + 1, AXES + 2, input.shape());
-            };
-            let sizes: [usize; AXES] = match self.output_size {
-                FractionalSize::Size(sizes) => sizes,
-                FractionalSize::Ratio(ratios) => {
-                    if let Some(ratio) = ratios.iter().find(|&&ratio| !(ratio > 0.0 && ratio < 1.0)) {
-                        refuse!("output_ratio must be between 0 and 1 (got {ratio})");
-                    }
-                    std::array::from_fn(|axis| (input.shape()[front + axis] as f64 * ratios[axis]) as usize)
+        let Some(front) = input.rank().checked_sub(AXES).filter(|front| (1..=2).contains(front)) else {
+            refuse!("Expected a {}D or {}D tensor, but got {:?}", AXES + 1, AXES + 2, input.shape());
+        };
+        let sizes: [usize; AXES] = match self.output_size {
+            FractionalSize::Size(sizes) => sizes,
+            FractionalSize::Ratio(ratios) => {
+                if let Some(ratio) = ratios.iter().find(|&&ratio| !(ratio > 0.0 && ratio < 1.0)) {
+                    refuse!("output_ratio must be between 0 and 1 (got {ratio})");
                 }
-            };
-            let [kernel, sizes] = [&self.kernel_size, &sizes].map(|list| as_ints(list).into());
-            let arguments = [input.into(), kernel, sizes, samples.into()];
-            let found = match AXES {
-                2 => call_all(operator!("fractional_max_pool2d"), &arguments, Location::caller())?,
-                3 => call_all(operator!("fractional_max_pool3d"), &arguments, Location::caller())?,
-                _ => return Err(invalid!("it goes over 2 or 3 axes, not over {AXES}")),
-            };
-            Ok([found[0].clone(), found[1].clone()])
-        })
+                std::array::from_fn(|axis| (input.shape()[front + axis] as f64 * ratios[axis]) as usize)
+            }
+        };
+        let [kernel, sizes] = [&self.kernel_size, &sizes].map(|list| as_ints(list).into());
+        let arguments = [input.into(), kernel, sizes, samples.into()];
+        let found = match AXES {
+            2 => call_all(operator!("fractional_max_pool2d"), &arguments, Location::caller())?,
+            3 => call_all(operator!("fractional_max_pool3d"), &arguments, Location::caller())?,
+            _ => return Err(invalid!("it goes over 2 or 3 axes, not over {AXES}")),
+        };
+        Ok([found[0].clone(), found[1].clone()])
     }
 }
 
 impl<const AXES: usize> Forward for FractionalMaxPool<AXES> {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let outer = input.rank().saturating_sub(AXES);
         let (batch, channels) = match input.shape() {
             [batch, channels, ..] if outer == 2 => (*batch, *channels),
@@ -258,9 +253,8 @@ fn windows<const AXES: usize>(input: &Tensor, output_size: [Option<usize>; AXES]
 }
 
 impl<const AXES: usize> Forward for AdaptiveAvgPool<AXES> {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let sizes = windows(input, self.output_size)?;
         let names = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"];
         call(of_axes::<AXES>(names)?, &[input.into(), as_ints(&sizes).into()], Location::caller())
@@ -268,9 +262,8 @@ impl<const AXES: usize> Forward for AdaptiveAvgPool<AXES> {
 }
 
 impl<const AXES: usize> Forward for AdaptiveMaxPool<AXES> {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let sizes = windows(input, self.output_size)?;
         let names = ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"];
         call(of_axes::<AXES>(names)?, &[input.into(), as_ints(&sizes).into()], Location::caller())

@@ -2,12 +2,11 @@
 //!
 //! [`thalweg_tensor::recurrent`] computes them.
 
-use std::panic::Location;
 use std::sync::Arc;
 
+use thalweg_derive::{enter, in_call, in_function};
 use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 use thalweg_tensor::recurrent::{Between, LayerWeights, Network, RecurrentKind, of_input, states, step};
 
@@ -169,7 +168,7 @@ impl<K: RecurrentStep> Recurrent<K> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if an option does not fit.
-    #[track_caller]
+    #[in_function("Recurrent::with_kind")]
     pub fn with_kind(
         kind: K,
         inputs: usize,
@@ -178,24 +177,22 @@ impl<K: RecurrentStep> Recurrent<K> {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_function("Recurrent::with_kind", Location::caller(), || {
-            if options.proj_size > 0 && (!kind.kind().has_cell() || options.proj_size >= hidden) {
-                refuse!("proj_size is only supported for LSTM, and has to be smaller than hidden_size");
-            }
-            if hidden == 0 || options.num_layers == 0 {
-                refuse!("hidden_size and num_layers must be greater than zero");
-            }
-            let directions = 1 + usize::from(options.bidirectional);
-            let out = if options.proj_size > 0 { options.proj_size } else { hidden };
-            let layers = (0..options.num_layers * directions)
-                .map(|index| {
-                    let inputs = if index < directions { inputs } else { out * directions };
-                    let sizes = [kind.kind().gates() as usize, inputs, hidden, options.proj_size];
-                    Weights::new(sizes, options.bias, generator, device)
-                })
-                .collect::<Result<_>>()?;
-            Ok(Self { kind, options, hidden, layers, training: true })
-        })
+        if options.proj_size > 0 && (!kind.kind().has_cell() || options.proj_size >= hidden) {
+            refuse!("proj_size is only supported for LSTM, and has to be smaller than hidden_size");
+        }
+        if hidden == 0 || options.num_layers == 0 {
+            refuse!("hidden_size and num_layers must be greater than zero");
+        }
+        let directions = 1 + usize::from(options.bidirectional);
+        let out = if options.proj_size > 0 { options.proj_size } else { hidden };
+        let layers = (0..options.num_layers * directions)
+            .map(|index| {
+                let inputs = if index < directions { inputs } else { out * directions };
+                let sizes = [kind.kind().gates() as usize, inputs, hidden, options.proj_size];
+                Weights::new(sizes, options.bias, generator, device)
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { kind, options, hidden, layers, training: true })
     }
 
     fn directions(&self) -> usize {
@@ -209,33 +206,31 @@ impl<K: RecurrentStep> Recurrent<K> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
+    #[in_call("Recurrent", &[input])]
     pub fn forward(&self, input: &Tensor, states: Option<&[Tensor]>) -> Result<(Tensor, Vec<Tensor>)> {
-        in_call("Recurrent", &[input], Location::caller(), || {
-            let is_batched = match input.rank() {
-                2 => false,
-                3 => true,
-                rank => {
-                    refuse!("Expected input to be 2D or 3D, got {rank}D instead");
-                }
-            };
-            let batch_first = is_batched && self.options.batch_first;
-            let sequence = match (is_batched, batch_first) {
-                (false, _) => input.unsqueeze(1)?,
-                (_, true) => input.transpose(0, 1)?,
-                _ => input.clone(),
-            };
-            refuse_if!(sequence.shape()[0] == 0, "a sequence has at least one step");
-            let states = self.states(&sequence, sequence.shape()[1], states, is_batched)?;
-            let (mut result, mut last) = self.run(&sequence, &states, None)?;
-            if !is_batched {
-                result = result.squeeze(1)?;
-                last = last.iter().map(|state| state.squeeze(1)).collect::<Result<_>>()?;
-            } else if batch_first {
-                result = result.transpose(0, 1)?;
+        let is_batched = match input.rank() {
+            2 => false,
+            3 => true,
+            rank => {
+                refuse!("Expected input to be 2D or 3D, got {rank}D instead");
             }
-            Ok((result, last))
-        })
+        };
+        let batch_first = is_batched && self.options.batch_first;
+        let sequence = match (is_batched, batch_first) {
+            (false, _) => input.unsqueeze(1)?,
+            (_, true) => input.transpose(0, 1)?,
+            _ => input.clone(),
+        };
+        refuse_if!(sequence.shape()[0] == 0, "a sequence has at least one step");
+        let states = self.states(&sequence, sequence.shape()[1], states, is_batched)?;
+        let (mut result, mut last) = self.run(&sequence, &states, None)?;
+        if !is_batched {
+            result = result.squeeze(1)?;
+            last = last.iter().map(|state| state.squeeze(1)).collect::<Result<_>>()?;
+        } else if batch_first {
+            result = result.transpose(0, 1)?;
+        }
+        Ok((result, last))
     }
 
     /// Returns the hidden states of the last layer, packed like the input, and the last states of every sequence, in the order of
@@ -243,27 +238,25 @@ impl<K: RecurrentStep> Recurrent<K> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
+    #[in_call("Recurrent", &[&input.data])]
     pub fn forward_packed(
         &self,
         input: &PackedSequence,
         states: Option<&[Tensor]>,
     ) -> Result<(PackedSequence, Vec<Tensor>)> {
-        in_call("Recurrent", &[&input.data], Location::caller(), || {
-            if input.data.rank() != 2 {
-                let rank = input.data.rank();
-                refuse!("Expected packed input to be 2D, got {rank}D instead");
-            }
-            let reorder = |states: &[Tensor], order: Option<&Tensor>| match order {
-                Some(order) => states.iter().map(|state| state.index_select(1, order)).collect(),
-                None => Ok(states.to_vec()),
-            };
-            let states = self.states(&input.data, input.batch()?, states, true)?;
-            let states: Vec<Tensor> = reorder(&states, input.sorted_indices.as_ref())?;
-            let (data, last) = self.run(&input.data, &states, Some(&input.batch_sizes))?;
-            let last = reorder(&last, input.unsorted_indices.as_ref())?;
-            Ok((PackedSequence { data, ..input.clone() }, last))
-        })
+        if input.data.rank() != 2 {
+            let rank = input.data.rank();
+            refuse!("Expected packed input to be 2D, got {rank}D instead");
+        }
+        let reorder = |states: &[Tensor], order: Option<&Tensor>| match order {
+            Some(order) => states.iter().map(|state| state.index_select(1, order)).collect(),
+            None => Ok(states.to_vec()),
+        };
+        let states = self.states(&input.data, input.batch()?, states, true)?;
+        let states: Vec<Tensor> = reorder(&states, input.sorted_indices.as_ref())?;
+        let (data, last) = self.run(&input.data, &states, Some(&input.batch_sizes))?;
+        let last = reorder(&last, input.unsorted_indices.as_ref())?;
+        Ok((PackedSequence { data, ..input.clone() }, last))
     }
 
     /// Returns the states before the first step, of a batch.
@@ -380,7 +373,7 @@ impl<K: RecurrentStep + Default> RecurrentCell<K> {
 
 impl<K: RecurrentStep> RecurrentCell<K> {
     /// Makes a cell with the step of `kind`.
-    #[track_caller]
+    #[enter]
     pub fn with_kind(
         kind: K,
         inputs: usize,
@@ -389,7 +382,6 @@ impl<K: RecurrentStep> RecurrentCell<K> {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let sizes = [kind.kind().gates() as usize, inputs, hidden, 0];
         Ok(Self { kind, weights: Weights::new(sizes, bias, generator, device)? })
     }
@@ -399,36 +391,34 @@ impl<K: RecurrentStep> RecurrentCell<K> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
+    #[in_call("RecurrentCell", &[input])]
     pub fn forward(&self, input: &Tensor, given: Option<&[Tensor]>) -> Result<Vec<Tensor>> {
-        in_call("RecurrentCell", &[input], Location::caller(), || {
-            let features = self.weights.weight_ih.shape()[1];
-            refuse_if!(
-                !(1..=2).contains(&input.rank()) || input.shape().last() != Some(&features),
-                "Expected input to be 1D or 2D with {features} features, got {:?} instead",
-                input.shape()
-            );
-            let mut shape = input.shape().to_vec();
-            shape[input.rank() - 1] = self.weights.weight_hh.shape()[1];
-            let count = states(self.kind.kind());
-            let states = match given {
-                None => (0..count)
-                    .map(|_| Tensor::zeros(&shape, input.dtype(), input.device()))
-                    .collect::<Result<Vec<_>>>()?,
-                Some(states) => states.to_vec(),
-            };
-            if states.len() != count || states.iter().any(|state| state.shape() != shape) {
-                refuse!("it takes {count} states of shape {shape:?}");
-            }
-            let weights = self.weights.tensors();
-            let next = |input: &Tensor, states: &[Tensor]| {
-                step(self.kind.kind(), &weights, &of_input(&weights, input)?, states)
-            };
-            if input.rank() == 2 {
-                return next(input, &states);
-            }
-            let states = states.iter().map(|state| state.unsqueeze(0)).collect::<Result<Vec<_>>>()?;
-            next(&input.unsqueeze(0)?, &states)?.iter().map(|state| state.squeeze(0)).collect()
-        })
+        let features = self.weights.weight_ih.shape()[1];
+        refuse_if!(
+            !(1..=2).contains(&input.rank()) || input.shape().last() != Some(&features),
+            "Expected input to be 1D or 2D with {features} features, got {:?} instead",
+            input.shape()
+        );
+        let mut shape = input.shape().to_vec();
+        shape[input.rank() - 1] = self.weights.weight_hh.shape()[1];
+        let count = states(self.kind.kind());
+        let states = match given {
+            None => (0..count)
+                .map(|_| Tensor::zeros(&shape, input.dtype(), input.device()))
+                .collect::<Result<Vec<_>>>()?,
+            Some(states) => states.to_vec(),
+        };
+        if states.len() != count || states.iter().any(|state| state.shape() != shape) {
+            refuse!("it takes {count} states of shape {shape:?}");
+        }
+        let weights = self.weights.tensors();
+        let next = |input: &Tensor, states: &[Tensor]| {
+            step(self.kind.kind(), &weights, &of_input(&weights, input)?, states)
+        };
+        if input.rank() == 2 {
+            return next(input, &states);
+        }
+        let states = states.iter().map(|state| state.unsqueeze(0)).collect::<Result<Vec<_>>>()?;
+        next(&input.unsqueeze(0)?, &states)?.iter().map(|state| state.squeeze(0)).collect()
     }
 }

@@ -5,12 +5,13 @@
 
 use std::panic::Location;
 
+use thalweg_derive::enter;
 use thalweg_runtime::{Device, Error, Result};
 
 use super::{Embedding, Forward, LayerNorm, Linear, Module};
 use crate::functional;
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, outermost};
+use thalweg_tensor::caller::outermost;
 use thalweg_tensor::random::Generator;
 
 /// Returns an error of the module that was entered last.
@@ -42,7 +43,7 @@ pub struct SelfAttention {
 
 impl SelfAttention {
     /// Creates a layer over `features` features, divided evenly among `heads` heads.
-    #[track_caller]
+    #[enter]
     pub fn new(
         features: usize,
         heads: usize,
@@ -50,7 +51,6 @@ impl SelfAttention {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let _entered = enter(Location::caller());
         if heads == 0 || !features.is_multiple_of(heads) {
             return Err(invalid(format!("{features} features cannot be divided among {heads} heads")));
         }
@@ -60,9 +60,8 @@ impl SelfAttention {
     }
 
     /// Returns the heads' results joined, before the output layer.
-    #[track_caller]
+    #[enter]
     fn heads_result(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let &[tokens, batch, features] = input.shape() else {
             return Err(invalid(format!(
                 "SelfAttention: the input is (tokens, batch, features), not {:?}",
@@ -76,9 +75,8 @@ impl SelfAttention {
 }
 
 impl Forward for SelfAttention {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         self.output.forward(&self.heads_result(input)?)
     }
 }
@@ -100,9 +98,8 @@ pub struct TransformerBlock {
 
 impl TransformerBlock {
     /// Creates a causal layer over `features` features, with four times as many inside the MLP.
-    #[track_caller]
+    #[enter]
     pub fn new(features: usize, heads: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         Ok(Self {
             attention_norm: LayerNorm::new(features, device)?,
             attention: SelfAttention::new(features, heads, true, generator, device)?,
@@ -114,9 +111,8 @@ impl TransformerBlock {
 }
 
 impl Forward for TransformerBlock {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let [normalized, x] = self.attention_norm.forward_fork(input)?;
         let mixed = self.attention.heads_result(&normalized)?;
         let Linear { weight, bias } = &self.attention.output;
@@ -155,9 +151,8 @@ pub struct Transformer {
 
 impl Transformer {
     /// Creates a transformer with random parameters.
-    #[track_caller]
+    #[enter]
     pub fn new(options: TransformerOptions, generator: &mut Generator, device: &Device) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let TransformerOptions { vocabulary, context, layers, features, heads } = options;
         Ok(Self {
             tokens: Embedding::new(vocabulary, features, generator, device)?,
@@ -171,9 +166,8 @@ impl Transformer {
     }
 
     /// Returns the cross entropy of the scores against the tokens that follow, (batch, tokens) like the input.
-    #[track_caller]
+    #[enter]
     pub fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let scores = self.forward(input)?;
         let rows = next.elements();
         let next = next.transpose(0, 1)?.reshape(&[rows])?;
@@ -182,9 +176,8 @@ impl Transformer {
 }
 
 impl Forward for Transformer {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let &[_, tokens] = input.shape() else {
             return Err(invalid(format!("Transformer: tokens are (batch, tokens), not {:?}", input.shape())));
         };

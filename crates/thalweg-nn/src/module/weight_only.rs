@@ -1,10 +1,8 @@
 //! Linear layers whose weight is integers and scales, for inference.
 
-use std::panic::Location;
-
+use thalweg_derive::enter;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result, refuse, refuse_if};
-use thalweg_tensor::caller::enter;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::{Forward, Linear, Module};
@@ -48,9 +46,8 @@ impl WeightOnlyLinear {
     /// # Errors
     /// [`Error::is_invalid_argument`] for a weight of another dtype than float32, float16 and bfloat16; with 4 bits, for one
     /// whose output features are not a multiple of 8, or whose input features are not a multiple of the group.
-    #[track_caller]
+    #[enter]
     pub fn of(layer: &Linear, format: IntegerFormat) -> Result<Self> {
-        let _entered = enter(Location::caller());
         let weight = layer.weight.detach();
         refuse_if!(
             !matches!(weight.dtype(), DType::F32 | DType::F16 | DType::Bf16),
@@ -66,9 +63,8 @@ impl WeightOnlyLinear {
 }
 
 impl Forward for WeightOnlyLinear {
-    #[track_caller]
+    #[enter]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
         let Some((&inputs, outer)) = input.shape().split_last() else {
             refuse!("WeightOnlyLinear: the input has no dimension of features");
         };

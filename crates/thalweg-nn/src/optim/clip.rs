@@ -2,13 +2,13 @@
 
 use std::panic::Location;
 
+use thalweg_derive::at_line;
 use thalweg_ir::DType;
 use thalweg_kernels::magnitudes::Magnitude;
 use thalweg_runtime::{Error, Result, invalid, refuse};
 
 use super::gradients::Gradients;
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::at_line;
 use thalweg_tensor::no_grad;
 
 /// Scales the gradients of some parameters, in place, so that their total norm is at most `max_norm`, and returns their previous
@@ -22,22 +22,20 @@ use thalweg_tensor::no_grad;
 /// # Errors
 /// [`Error::is_invalid_argument`] if there is no gradient, the gradients are on several devices, or `max_norm` or `norm_type` is
 /// not above 0.
-#[track_caller]
+#[at_line]
 pub fn clip_grad_norm_<'a>(
     parameters: impl IntoIterator<Item = &'a Tensor>,
     max_norm: f64,
     norm_type: f64,
 ) -> Result<Tensor> {
-    at_line(Location::caller(), || {
-        is_above_0("clip_grad_norm_: max_norm", max_norm)?;
-        is_above_0("clip_grad_norm_: norm_type", norm_type)?;
-        let Some(gradients) = Gradients::of("clip_grad_norm_", parameters, Location::caller())? else {
-            refuse!("clip_grad_norm_: no parameter has a gradient; run backward first");
-        };
-        let norm = norm(&gradients, norm_type)?;
-        gradients.clip(&norm, max_norm)?;
-        Ok(norm)
-    })
+    is_above_0("clip_grad_norm_: max_norm", max_norm)?;
+    is_above_0("clip_grad_norm_: norm_type", norm_type)?;
+    let Some(gradients) = Gradients::of("clip_grad_norm_", parameters, Location::caller())? else {
+        refuse!("clip_grad_norm_: no parameter has a gradient; run backward first");
+    };
+    let norm = norm(&gradients, norm_type)?;
+    gradients.clip(&norm, max_norm)?;
+    Ok(norm)
 }
 
 /// Returns the norm of the gradients of some parameters, and the divisor that reduces it to at most `max_norm`: one element of
@@ -66,13 +64,11 @@ pub(super) fn clip_scale<'a>(
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if there is no tensor, they are on several devices, or the kind of norm is not above 0.
-#[track_caller]
+#[at_line]
 pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
-    at_line(Location::caller(), || {
-        is_above_0("get_total_norm: norm_type", norm_type)?;
-        let tensors = tensors.iter().map(Tensor::detach).collect();
-        norm(&Gradients::new("get_total_norm", tensors, Location::caller())?, norm_type)
-    })
+    is_above_0("get_total_norm: norm_type", norm_type)?;
+    let tensors = tensors.iter().map(Tensor::detach).collect();
+    norm(&Gradients::new("get_total_norm", tensors, Location::caller())?, norm_type)
 }
 
 fn norm(gradients: &Gradients, norm_type: f64) -> Result<Tensor> {
@@ -89,18 +85,16 @@ fn norm(gradients: &Gradients, norm_type: f64) -> Result<Tensor> {
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the gradients are on several devices, or `max_norm` is not above 0.
-#[track_caller]
+#[at_line]
 pub fn clip_grads_with_norm_<'a>(
     parameters: impl IntoIterator<Item = &'a Tensor>,
     max_norm: f64,
     total_norm: &Tensor,
 ) -> Result<()> {
-    at_line(Location::caller(), || {
-        is_above_0("clip_grads_with_norm_: max_norm", max_norm)?;
-        let gradients = Gradients::of("clip_grads_with_norm_", parameters, Location::caller())?;
-        gradients.map_or(Ok(()), |gradients| {
-            gradients.clip(&total_norm.detach().to_dtype(gradients.dtype())?, max_norm)
-        })
+    is_above_0("clip_grads_with_norm_: max_norm", max_norm)?;
+    let gradients = Gradients::of("clip_grads_with_norm_", parameters, Location::caller())?;
+    gradients.map_or(Ok(()), |gradients| {
+        gradients.clip(&total_norm.detach().to_dtype(gradients.dtype())?, max_norm)
     })
 }
 
@@ -115,18 +109,16 @@ fn is_above_0(name: &str, value: f64) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the gradients are on several devices, or the limit is not at least 0.
-#[track_caller]
+#[at_line]
 pub fn clip_grad_value_<'a>(parameters: impl IntoIterator<Item = &'a Tensor>, clip_value: f64) -> Result<()> {
-    at_line(Location::caller(), || {
-        if clip_value.is_nan() || clip_value < 0.0 {
-            refuse!("clip_grad_value_: clip_value is {clip_value}, and must be at least 0");
-        }
-        let Some(gradients) = Gradients::of("clip_grad_value_", parameters, Location::caller())? else {
-            return Ok(());
-        };
-        no_grad(|| {
-            let mut gradients = gradients.tensors().iter();
-            gradients.try_for_each(|gradient| gradient.copy_(&gradient.clamp(-clip_value, clip_value)?))
-        })
+    if clip_value.is_nan() || clip_value < 0.0 {
+        refuse!("clip_grad_value_: clip_value is {clip_value}, and must be at least 0");
+    }
+    let Some(gradients) = Gradients::of("clip_grad_value_", parameters, Location::caller())? else {
+        return Ok(());
+    };
+    no_grad(|| {
+        let mut gradients = gradients.tensors().iter();
+        gradients.try_for_each(|gradient| gradient.copy_(&gradient.clamp(-clip_value, clip_value)?))
     })
 }

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::panic::Location;
 
+use thalweg_derive::at_line;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result, invalid};
 use thalweg_tensor::caller::at_line;
@@ -62,17 +63,15 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the parameters do not satisfy this or are not supported by the optimizer, or an option
     /// is out of its bounds.
-    #[track_caller]
+    #[at_line]
     pub fn new(parameters: Vec<Tensor>, mut options: R) -> Result<Self> {
-        at_line(Location::caller(), || {
-            options.check(&parameters)?;
-            check_parameters(R::TITLE, &parameters, &[])?;
-            no_grad(|| {
-                let states =
-                    parameters.iter().map(|parameter| options.states(parameter)).collect::<Result<_>>()?;
-                let rate = Tensor::full(&[], *options.learning_rate(), DType::F64, parameters[0].device())?;
-                Ok(Self { options, parameters, states, rate })
-            })
+        options.check(&parameters)?;
+        check_parameters(R::TITLE, &parameters, &[])?;
+        no_grad(|| {
+            let states =
+                parameters.iter().map(|parameter| options.states(parameter)).collect::<Result<_>>()?;
+            let rate = Tensor::full(&[], *options.learning_rate(), DType::F64, parameters[0].device())?;
+            Ok(Self { options, parameters, states, rate })
         })
     }
 
@@ -90,17 +89,15 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the learning rate is out of its bounds.
-    #[track_caller]
+    #[at_line]
     pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
-        at_line(Location::caller(), || {
-            let options = self.with_learning_rate(learning_rate)?;
-            no_grad(|| {
-                self.rate.record_stream(&self.rate.device().current_stream());
-                self.rate.copy_(&Tensor::full(&[], learning_rate, DType::F64, self.rate.device())?)
-            })?;
-            self.options = options;
-            Ok(())
-        })
+        let options = self.with_learning_rate(learning_rate)?;
+        no_grad(|| {
+            self.rate.record_stream(&self.rate.device().current_stream());
+            self.rate.copy_(&Tensor::full(&[], learning_rate, DType::F64, self.rate.device())?)
+        })?;
+        self.options = options;
+        Ok(())
     }
 
     /// Returns the options with another learning rate, if it is in its bounds.
@@ -143,15 +140,13 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
     /// # Errors
     /// [`Error::is_invalid_argument`] if a state is missing or does not fit, or the learning rate is out of its bounds. Then nothing has
     /// changed.
-    #[track_caller]
+    #[at_line]
     pub fn load_state_dict(&mut self, saved: &OptimizerState) -> Result<()> {
-        at_line(Location::caller(), || {
-            let (group, copies) = self.saved_states(saved)?;
-            let rate = group.options.get("lr").copied();
-            rate.map_or(Ok(self.options), |rate| self.with_learning_rate(rate))?;
-            no_grad(|| copies.iter().try_for_each(|(state, tensor)| state.copy_(tensor)))?;
-            rate.map_or(Ok(()), |rate| self.set_learning_rate(rate))
-        })
+        let (group, copies) = self.saved_states(saved)?;
+        let rate = group.options.get("lr").copied();
+        rate.map_or(Ok(self.options), |rate| self.with_learning_rate(rate))?;
+        no_grad(|| copies.iter().try_for_each(|(state, tensor)| state.copy_(tensor)))?;
+        rate.map_or(Ok(()), |rate| self.set_learning_rate(rate))
     }
 
     /// Returns the saved group, and every state with the value to be written into it.

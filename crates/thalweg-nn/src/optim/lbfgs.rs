@@ -2,11 +2,9 @@
 //! stopping conditions.
 
 use std::collections::VecDeque;
-use std::panic::Location;
-
+use thalweg_derive::at_line;
 use thalweg_runtime::{Error, Result, invalid, options, refuse_if};
 use thalweg_tensor::autograd::enable_grad;
-use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::line_search::{Point, strong_wolfe};
@@ -69,25 +67,23 @@ impl Lbfgs {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the parameters do not satisfy this, or have different dtypes, or an option is out of its
     /// bounds.
-    #[track_caller]
+    #[at_line]
     pub fn new(parameters: Vec<Tensor>, options: LbfgsOptions) -> Result<Self> {
-        at_line(Location::caller(), || {
-            check_parameters("LBFGS", &parameters, &[])?;
-            let refuse = |text: String| Err(invalid!("LBFGS: {text}"));
-            if let Some(other) = parameters.iter().find(|other| other.dtype() != parameters[0].dtype()) {
-                return refuse(format!("{other:?} is not of the dtype of {:?}", parameters[0]));
-            }
-            let LbfgsOptions { lr, tolerance_grad, tolerance_change, history_size, .. } = options;
-            let numbers =
-                [("lr", lr), ("tolerance_grad", tolerance_grad), ("tolerance_change", tolerance_change)];
-            if let Some((name, value)) = numbers.into_iter().find(|(_, value)| !is_at_least(*value, 0.0)) {
-                return refuse(format!("{name} is {value}, and must be at least 0"));
-            }
-            if history_size == 0 {
-                return refuse("history_size is 0, and must be at least 1".into());
-            }
-            Ok(Self { parameters, options, memory: None, evaluations: 0, iterations: 0 })
-        })
+        check_parameters("LBFGS", &parameters, &[])?;
+        let refuse = |text: String| Err(invalid!("LBFGS: {text}"));
+        if let Some(other) = parameters.iter().find(|other| other.dtype() != parameters[0].dtype()) {
+            return refuse(format!("{other:?} is not of the dtype of {:?}", parameters[0]));
+        }
+        let LbfgsOptions { lr, tolerance_grad, tolerance_change, history_size, .. } = options;
+        let numbers =
+            [("lr", lr), ("tolerance_grad", tolerance_grad), ("tolerance_change", tolerance_change)];
+        if let Some((name, value)) = numbers.into_iter().find(|(_, value)| !is_at_least(*value, 0.0)) {
+            return refuse(format!("{name} is {value}, and must be at least 0"));
+        }
+        if history_size == 0 {
+            return refuse("history_size is 0, and must be at least 1".into());
+        }
+        Ok(Self { parameters, options, memory: None, evaluations: 0, iterations: 0 })
     }
 
     /// Returns the options.
@@ -118,14 +114,12 @@ impl Lbfgs {
     /// Takes up to `max_iter` steps. The closure must remove the gradients, compute the loss and its gradients, and return the
     /// loss; it is called for every point that is tried. Returns the first loss. *Blocks*, because the host reads numbers from
     /// the device.
-    #[track_caller]
+    #[at_line]
     pub fn step(&mut self, mut closure: impl FnMut() -> Result<Tensor>) -> Result<Tensor> {
-        at_line(Location::caller(), || {
-            let first = closure()?;
-            self.evaluations += 1;
-            no_grad(|| self.walk(number(&first)?, &mut closure))?;
-            Ok(first)
-        })
+        let first = closure()?;
+        self.evaluations += 1;
+        no_grad(|| self.walk(number(&first)?, &mut closure))?;
+        Ok(first)
     }
 
     fn walk(&mut self, mut loss: f64, closure: &mut dyn FnMut() -> Result<Tensor>) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use thalweg_derive::at_line;
 use thalweg_ir::DType;
 use thalweg_ops::optimizer::{Bound, OptimizerOptions};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
@@ -79,30 +80,26 @@ impl<O: OptimizerOptions> Optimizer<O> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the parameters do not satisfy this, or an option is out of its bounds.
-    #[track_caller]
+    #[at_line]
     pub fn new(parameters: Vec<Tensor>, options: O) -> Result<Self> {
-        at_line(Location::caller(), || {
-            check::<O>(&parameters, &options, &[])?;
-            let device = parameters[0].device().clone();
-            let number = |value: f64| Tensor::full(&[], value, DType::F32, &device);
-            let unscaled = GradientScale { scale: number(1.0)?, found_inf: number(0.0)? };
-            let found_inf = number(0.0)?;
-            Ok(Self { groups: vec![ParamGroup::new(parameters, options)?], unscaled, found_inf })
-        })
+        check::<O>(&parameters, &options, &[])?;
+        let device = parameters[0].device().clone();
+        let number = |value: f64| Tensor::full(&[], value, DType::F32, &device);
+        let unscaled = GradientScale { scale: number(1.0)?, found_inf: number(0.0)? };
+        let found_inf = number(0.0)?;
+        Ok(Self { groups: vec![ParamGroup::new(parameters, options)?], unscaled, found_inf })
     }
 
     /// Adds a group of parameters with options of its own (`add_param_group`).
     ///
     /// # Errors
     /// Those of [`Optimizer::new`]; also if a parameter shares memory with one of another group.
-    #[track_caller]
+    #[at_line]
     pub fn add_param_group(&mut self, parameters: Vec<Tensor>, options: O) -> Result<()> {
-        at_line(Location::caller(), || {
-            let others: Vec<&Tensor> = self.parameters().collect();
-            check::<O>(&parameters, &options, &others)?;
-            self.groups.push(ParamGroup::new(parameters, options)?);
-            Ok(())
-        })
+        let others: Vec<&Tensor> = self.parameters().collect();
+        check::<O>(&parameters, &options, &others)?;
+        self.groups.push(ParamGroup::new(parameters, options)?);
+        Ok(())
     }
 
     /// Returns the groups of parameters.
@@ -128,9 +125,9 @@ impl<O: OptimizerOptions> Optimizer<O> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the rate is not at least 0.
-    #[track_caller]
+    #[at_line]
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
-        at_line(Location::caller(), || self.set_learning_rates(&vec![learning_rate; self.groups.len()]))
+        self.set_learning_rates(&vec![learning_rate; self.groups.len()])
     }
 
     /// Copies the learning rate of one group from a tensor of one element. Asynchronous, and the host reads nothing: later steps
@@ -138,38 +135,34 @@ impl<O: OptimizerOptions> Optimizer<O> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no such group, or the tensor does not have exactly one element.
-    #[track_caller]
+    #[at_line]
     pub fn follow_learning_rate(&self, group: usize, rate: &Tensor) -> Result<()> {
-        at_line(Location::caller(), || {
-            let Some(found) = self.groups.get(group) else {
-                refuse!("{}: there is no group {group}", O::RULE.title);
-            };
-            found.group.follow_learning_rate(rate)
-        })
+        let Some(found) = self.groups.get(group) else {
+            refuse!("{}: there is no group {group}", O::RULE.title);
+        };
+        found.group.follow_learning_rate(rate)
     }
 
     /// Sets the learning rate of each group, as [`Optimizer::set_learning_rate`] does.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is not one rate per group, or a rate is not at least 0.
-    #[track_caller]
+    #[at_line]
     pub fn set_learning_rates(&self, learning_rates: &[f64]) -> Result<()> {
-        at_line(Location::caller(), || {
-            let title = O::RULE.title;
-            refuse_if!(
-                learning_rates.len() != self.groups.len(),
-                "{title}: there are {} learning rates for {} groups of parameters",
-                learning_rates.len(),
-                self.groups.len()
-            );
-            for &rate in learning_rates {
-                if let Some(must) = Bound::AtLeastZero.violated(rate) {
-                    refuse!("{title}: lr is {rate}, and {must}");
-                }
+        let title = O::RULE.title;
+        refuse_if!(
+            learning_rates.len() != self.groups.len(),
+            "{title}: there are {} learning rates for {} groups of parameters",
+            learning_rates.len(),
+            self.groups.len()
+        );
+        for &rate in learning_rates {
+            if let Some(must) = Bound::AtLeastZero.violated(rate) {
+                refuse!("{title}: lr is {rate}, and {must}");
             }
-            let mut pairs = self.groups.iter().zip(learning_rates);
-            pairs.try_for_each(|(group, &rate)| group.group.set_learning_rate(rate))
-        })
+        }
+        let mut pairs = self.groups.iter().zip(learning_rates);
+        pairs.try_for_each(|(group, &rate)| group.group.set_learning_rate(rate))
     }
 
     /// Sets the options of each group, including its learning rate. The states are kept.
@@ -177,37 +170,31 @@ impl<O: OptimizerOptions> Optimizer<O> {
     /// # Errors
     /// [`Error::is_invalid_argument`] if there are not options for each group, or an option is out of its bounds or requires
     /// other states or kernels than the group has. Then nothing has changed.
-    #[track_caller]
+    #[at_line]
     pub fn set_options(&mut self, options: &[O]) -> Result<()> {
-        at_line(Location::caller(), || {
-            let fail = |text: String| Err(invalid!("{}: {text}", O::RULE.title));
-            if options.len() != self.groups.len() {
+        let fail = |text: String| Err(invalid!("{}: {text}", O::RULE.title));
+        if options.len() != self.groups.len() {
+            return fail(format!("there are options for {} groups of {}", options.len(), self.groups.len()));
+        }
+        for (group, options) in self.groups.iter().zip(options) {
+            options.check().map_err(Error::invalid)?;
+            if options.values().flags != group.group.values.flags {
                 return fail(format!(
-                    "there are options for {} groups of {}",
-                    options.len(),
-                    self.groups.len()
+                    "{options:?} need other states and kernels; make an optimizer with them"
                 ));
             }
-            for (group, options) in self.groups.iter().zip(options) {
-                options.check().map_err(Error::invalid)?;
-                if options.values().flags != group.group.values.flags {
-                    return fail(format!(
-                        "{options:?} need other states and kernels; make an optimizer with them"
-                    ));
-                }
-            }
-            self.groups.iter_mut().zip(options).try_for_each(|(group, &options)| {
-                let rate = options.values().learning_rate;
-                group.replace_options(options);
-                if rate == group.learning_rate() { Ok(()) } else { group.group.set_learning_rate(rate) }
-            })
+        }
+        self.groups.iter_mut().zip(options).try_for_each(|(group, &options)| {
+            let rate = options.values().learning_rate;
+            group.replace_options(options);
+            if rate == group.learning_rate() { Ok(()) } else { group.group.set_learning_rate(rate) }
         })
     }
 
     /// Updates every parameter that has a gradient. Asynchronous.
-    #[track_caller]
+    #[at_line]
     pub fn step(&self) -> Result<()> {
-        at_line(Location::caller(), || self.step_at(&self.unscaled, Location::caller(), |_| true))
+        self.step_at(&self.unscaled, Location::caller(), |_| true)
     }
 
     /// Updates those of these parameters that have a gradient and belong to the optimizer; the others are not changed.
@@ -223,34 +210,30 @@ impl<O: OptimizerOptions> Optimizer<O> {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if a tensor of the scale is not one element of f32 on the parameters' device.
-    #[track_caller]
+    #[at_line]
     pub fn step_scaled(&self, gradient_scale: &GradientScale) -> Result<()> {
-        at_line(Location::caller(), || {
-            let device = self.unscaled.scale.device();
-            for tensor in [&gradient_scale.scale, &gradient_scale.found_inf] {
-                refuse_if!(
-                    tensor.elements() != 1 || tensor.dtype() != DType::F32 || tensor.device() != device,
-                    "{}: {tensor:?} of the gradient scale must be one element of float32 on {device}",
-                    O::RULE.title
-                );
-            }
-            self.step_at(gradient_scale, Location::caller(), |_| true)
-        })
+        let device = self.unscaled.scale.device();
+        for tensor in [&gradient_scale.scale, &gradient_scale.found_inf] {
+            refuse_if!(
+                tensor.elements() != 1 || tensor.dtype() != DType::F32 || tensor.device() != device,
+                "{}: {tensor:?} of the gradient scale must be one element of float32 on {device}",
+                O::RULE.title
+            );
+        }
+        self.step_at(gradient_scale, Location::caller(), |_| true)
     }
 
     /// Updates every parameter that has a gradient as [`clip_grad_norm_`](super::clip_grad_norm_) and [`step`](Self::step) would,
     /// and returns the norm of all gradients together. The step's launch scales the gradients without writing them: they are read
     /// once for the norm and once for the step. They are divided by max(1, (norm + 10⁻⁶) / max_norm), which may differ in the
     /// last place. Asynchronous.
-    #[track_caller]
+    #[at_line]
     pub fn step_clipped(&self, max_norm: f64, norm_type: f64) -> Result<Tensor> {
-        at_line(Location::caller(), || {
-            let (title, location) = (O::RULE.title, Location::caller());
-            let (norm, scale) = clip_scale(title, self.parameters(), max_norm, norm_type, location)?;
-            let found_inf = self.unscaled.found_inf.clone();
-            self.step_at(&GradientScale { scale, found_inf }, location, |_| true)?;
-            Ok(norm)
-        })
+        let (title, location) = (O::RULE.title, Location::caller());
+        let (norm, scale) = clip_scale(title, self.parameters(), max_norm, norm_type, location)?;
+        let found_inf = self.unscaled.found_inf.clone();
+        self.step_at(&GradientScale { scale, found_inf }, location, |_| true)?;
+        Ok(norm)
     }
 
     /// Returns whether a gradient was not finite when a scaler unscaled them last: one element of f32 on the device.

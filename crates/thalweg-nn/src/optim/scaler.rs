@@ -6,6 +6,7 @@
 
 use std::panic::Location;
 
+use thalweg_derive::at_line;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result, invalid, options, refuse, refuse_if};
 
@@ -14,7 +15,6 @@ use thalweg_kernels::magnitudes::Magnitude;
 use super::gradients::Gradients;
 use super::{GradientScale, Optimizer, OptimizerOptions};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::at_line;
 use thalweg_tensor::no_grad;
 
 options! {
@@ -52,32 +52,29 @@ impl GradientScaler {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the scale could not stay finite and positive with these numbers.
-    #[track_caller]
+    #[at_line]
     pub fn new(options: GradientScalerOptions, device: &Device) -> Result<Self> {
-        at_line(Location::caller(), || {
-            let GradientScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } =
-                options;
-            let is_sound = init_scale > 0.0
-                && (init_scale as f32).is_finite()
-                && growth_factor >= 1.0
-                && growth_factor.is_finite()
-                && backoff_factor > 0.0
-                && backoff_factor <= 1.0
-                && growth_interval > 0;
-            refuse_if!(
-                !is_sound,
-                "GradientScaler: {options:?} must have a positive scale, a growth of 1 or more, a backoff above 0 and up to 1, \
+        let GradientScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } = options;
+        let is_sound = init_scale > 0.0
+            && (init_scale as f32).is_finite()
+            && growth_factor >= 1.0
+            && growth_factor.is_finite()
+            && backoff_factor > 0.0
+            && backoff_factor <= 1.0
+            && growth_interval > 0;
+        refuse_if!(
+            !is_sound,
+            "GradientScaler: {options:?} must have a positive scale, a growth of 1 or more, a backoff above 0 and up to 1, \
                  and an interval of at least one step"
-            );
-            let number = |value: f64| Tensor::full(&[], value, DType::F32, device);
-            Ok(Self {
-                options,
-                state: GradientScale { scale: number(init_scale)?, found_inf: number(0.0)? },
-                growth_steps: number(0.0)?,
-                growth_interval: number(f64::from(growth_interval))?,
-                zero: number(0.0)?,
-                one: number(1.0)?,
-            })
+        );
+        let number = |value: f64| Tensor::full(&[], value, DType::F32, device);
+        Ok(Self {
+            options,
+            state: GradientScale { scale: number(init_scale)?, found_inf: number(0.0)? },
+            growth_steps: number(0.0)?,
+            growth_interval: number(f64::from(growth_interval))?,
+            zero: number(0.0)?,
+            one: number(1.0)?,
         })
     }
 
@@ -96,18 +93,16 @@ impl GradientScaler {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] for a scale that is not positive and finite in f32.
-    #[track_caller]
+    #[at_line]
     pub fn load_state(&self, scale: f64, growth_steps: u32) -> Result<()> {
-        at_line(Location::caller(), || {
-            if !(scale > 0.0 && (scale as f32) > 0.0 && (scale as f32).is_finite()) {
-                refuse!("GradientScaler: a scale of {scale} is not positive and finite");
-            }
-            self.stays_for_current_stream();
-            no_grad(|| {
-                self.state.scale.fill_(scale)?;
-                self.growth_steps.fill_(f64::from(growth_steps))?;
-                self.state.found_inf.copy_(&self.zero)
-            })
+        if !(scale > 0.0 && (scale as f32) > 0.0 && (scale as f32).is_finite()) {
+            refuse!("GradientScaler: a scale of {scale} is not positive and finite");
+        }
+        self.stays_for_current_stream();
+        no_grad(|| {
+            self.state.scale.fill_(scale)?;
+            self.growth_steps.fill_(f64::from(growth_steps))?;
+            self.state.found_inf.copy_(&self.zero)
         })
     }
 
@@ -120,34 +115,28 @@ impl GradientScaler {
     }
 
     /// Returns the loss, scaled: run backward from this.
-    #[track_caller]
+    #[at_line]
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
-        at_line(Location::caller(), || {
-            self.stays_for_current_stream();
-            loss.mul(&self.state.scale.to_dtype(loss.dtype())?)
-        })
+        self.stays_for_current_stream();
+        loss.mul(&self.state.scale.to_dtype(loss.dtype())?)
     }
 
     /// Checks whether the gradients are finite, and updates the optimizer's parameters if they are. Asynchronous.
-    #[track_caller]
+    #[at_line]
     pub fn step<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
-        at_line(Location::caller(), || {
-            let found_inf = self.look(optimizer.parameters(), None)?.unwrap_or_else(|| self.zero.clone());
-            optimizer.step_scaled(&GradientScale { scale: self.state.scale.clone(), found_inf })
-        })
+        let found_inf = self.look(optimizer.parameters(), None)?.unwrap_or_else(|| self.zero.clone());
+        optimizer.step_scaled(&GradientScale { scale: self.state.scale.clone(), found_inf })
     }
 
     /// Divides the gradients of an optimizer by the scale, in place, and checks whether they are finite
     /// (`torch.amp.GradScaler.unscale_`): for clipping, before [`step_unscaled`](Self::step_unscaled). Call it once per step.
     /// Asynchronous.
-    #[track_caller]
+    #[at_line]
     pub fn unscale<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
-        at_line(Location::caller(), || {
-            let found = self.unscaled(optimizer.parameters())?;
-            let own = optimizer.found_inf();
-            own.record_stream(&own.device().current_stream());
-            no_grad(|| own.copy_(found.as_ref().unwrap_or(&self.zero)))
-        })
+        let found = self.unscaled(optimizer.parameters())?;
+        let own = optimizer.found_inf();
+        own.record_stream(&own.device().current_stream());
+        no_grad(|| own.copy_(found.as_ref().unwrap_or(&self.zero)))
     }
 
     /// Divides the gradients of parameters by the scale, in place, and returns whether one of them was not finite: one element of
@@ -155,25 +144,19 @@ impl GradientScaler {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if no parameter has a gradient.
-    #[track_caller]
+    #[at_line]
     pub fn unscale_gradients(&self, parameters: &[Tensor]) -> Result<Tensor> {
-        at_line(Location::caller(), || {
-            self.unscaled(parameters.iter())?.ok_or_else(|| {
-                invalid!(
-                    "GradientScaler: no parameter has a gradient; run backward from the scaled loss before"
-                )
-            })
+        self.unscaled(parameters.iter())?.ok_or_else(|| {
+            invalid!("GradientScaler: no parameter has a gradient; run backward from the scaled loss before")
         })
     }
 
     /// Updates the parameters of an optimizer whose gradients were [unscaled](Self::unscale), if they are finite. Asynchronous.
-    #[track_caller]
+    #[at_line]
     pub fn step_unscaled<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
-        at_line(Location::caller(), || {
-            self.stays_for_current_stream();
-            let found_inf = optimizer.found_inf().clone();
-            optimizer.step_scaled(&GradientScale { scale: self.one.clone(), found_inf })
-        })
+        self.stays_for_current_stream();
+        let found_inf = optimizer.found_inf().clone();
+        optimizer.step_scaled(&GradientScale { scale: self.one.clone(), found_inf })
     }
 
     /// Divides gradients by the scale; see [`look`](Self::look).
@@ -207,28 +190,26 @@ impl GradientScaler {
     }
 
     /// Ends the step: the scale grows or shrinks (`_amp_update_scale_`). Asynchronous.
-    #[track_caller]
+    #[at_line]
     pub fn update(&self) -> Result<()> {
-        at_line(Location::caller(), || {
-            self.stays_for_current_stream();
-            let GradientScale { scale, found_inf } = &self.state;
-            no_grad(|| {
-                let failed = found_inf.ne(&self.zero)?;
-                let steps = self.growth_steps.add_scalar(1.0)?;
-                let grows = steps.ge(&self.growth_interval)?;
-                let larger = scale.mul_scalar(self.options.growth_factor)?;
-                // The scale does not grow beyond the largest number: infinity minus itself is NaN.
-                let rest = larger.sub(&larger)?;
-                let larger = rest.eq(&self.zero)?.select_where(&larger, scale)?;
-                let smaller = scale.mul_scalar(self.options.backoff_factor)?;
-                let kept = grows.select_where(&larger, scale)?;
-                let scaled = failed.select_where(&smaller, &kept)?;
-                let steps = failed.select_where(&self.zero, &grows.select_where(&self.zero, &steps)?)?;
-                // Everything that needs memory has been done.
-                scale.copy_(&scaled)?;
-                self.growth_steps.copy_(&steps)?;
-                found_inf.copy_(&self.zero)
-            })
+        self.stays_for_current_stream();
+        let GradientScale { scale, found_inf } = &self.state;
+        no_grad(|| {
+            let failed = found_inf.ne(&self.zero)?;
+            let steps = self.growth_steps.add_scalar(1.0)?;
+            let grows = steps.ge(&self.growth_interval)?;
+            let larger = scale.mul_scalar(self.options.growth_factor)?;
+            // The scale does not grow beyond the largest number: infinity minus itself is NaN.
+            let rest = larger.sub(&larger)?;
+            let larger = rest.eq(&self.zero)?.select_where(&larger, scale)?;
+            let smaller = scale.mul_scalar(self.options.backoff_factor)?;
+            let kept = grows.select_where(&larger, scale)?;
+            let scaled = failed.select_where(&smaller, &kept)?;
+            let steps = failed.select_where(&self.zero, &grows.select_where(&self.zero, &steps)?)?;
+            // Everything that needs memory has been done.
+            scale.copy_(&scaled)?;
+            self.growth_steps.copy_(&steps)?;
+            found_inf.copy_(&self.zero)
         })
     }
 }

@@ -4,6 +4,7 @@
 use std::f64::consts::PI;
 use std::panic::Location;
 
+use thalweg_derive::at_line;
 use thalweg_runtime::{Error, Result, invalid, options, refuse};
 
 use super::{Optimizer, OptimizerOptions};
@@ -507,44 +508,40 @@ impl ReduceLrOnPlateau {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the factor is not below 1.
-    #[track_caller]
+    #[at_line]
     pub fn new(options: PlateauOptions) -> Result<Self> {
-        at_line(Location::caller(), || {
-            if options.factor.is_nan() || options.factor >= 1.0 {
-                let factor = options.factor;
-                refuse!("ReduceLrOnPlateau: factor is {factor}, and must be below 1");
-            }
-            Ok(Self { options, best: None, bad_epochs: 0, cooldown_left: 0 })
-        })
+        if options.factor.is_nan() || options.factor >= 1.0 {
+            let factor = options.factor;
+            refuse!("ReduceLrOnPlateau: factor is {factor}, and must be below 1");
+        }
+        Ok(Self { options, best: None, bad_epochs: 0, cooldown_left: 0 })
     }
 
     /// Records the metric of an epoch, and lowers the learning rates if it has not improved for long enough. Asynchronous.
-    #[track_caller]
+    #[at_line]
     pub fn step<O: OptimizerOptions>(&mut self, metric: f64, optimizer: &Optimizer<O>) -> Result<()> {
-        at_line(Location::caller(), || {
-            let PlateauOptions { factor, patience, cooldown, min_lr, eps, .. } = self.options;
-            if self.best.is_none_or(|best| self.is_better(metric, best)) && !metric.is_nan() {
-                self.best = Some(metric);
-                self.bad_epochs = 0;
-            } else {
-                self.bad_epochs += 1;
-            }
-            if self.cooldown_left > 0 {
-                self.cooldown_left -= 1;
-                self.bad_epochs = 0;
-            }
-            if self.bad_epochs <= patience {
-                return Ok(());
-            }
-            self.cooldown_left = cooldown;
+        let PlateauOptions { factor, patience, cooldown, min_lr, eps, .. } = self.options;
+        if self.best.is_none_or(|best| self.is_better(metric, best)) && !metric.is_nan() {
+            self.best = Some(metric);
             self.bad_epochs = 0;
-            let lower = |old: f64| {
-                let new = (old * factor).max(min_lr);
-                if old - new > eps { new } else { old }
-            };
-            let rates = optimizer.param_groups().iter().map(|group| lower(group.learning_rate()));
-            optimizer.set_learning_rates(&rates.collect::<Vec<_>>())
-        })
+        } else {
+            self.bad_epochs += 1;
+        }
+        if self.cooldown_left > 0 {
+            self.cooldown_left -= 1;
+            self.bad_epochs = 0;
+        }
+        if self.bad_epochs <= patience {
+            return Ok(());
+        }
+        self.cooldown_left = cooldown;
+        self.bad_epochs = 0;
+        let lower = |old: f64| {
+            let new = (old * factor).max(min_lr);
+            if old - new > eps { new } else { old }
+        };
+        let rates = optimizer.param_groups().iter().map(|group| lower(group.learning_rate()));
+        optimizer.set_learning_rates(&rates.collect::<Vec<_>>())
     }
 
     fn is_better(&self, metric: f64, best: f64) -> bool {

@@ -1,15 +1,13 @@
 //! The state of an optimizer, to be saved and loaded (`state_dict`), by PyTorch's names.
 
 use std::collections::BTreeMap;
-use std::panic::Location;
-
+use thalweg_derive::at_line;
 use thalweg_ops::optimizer::OptimizerOptions;
 use thalweg_runtime::{Error, Result, invalid};
 
 use super::Optimizer;
 use super::group::{Group, Parameter};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::at_line;
 use thalweg_tensor::no_grad;
 
 /// The states of one parameter by name (`step`, `exp_avg`, …).
@@ -97,28 +95,26 @@ impl<O: OptimizerOptions> Optimizer<O> {
     /// [`Error::is_invalid_argument`] if the groups do not have the same numbers of parameters, a state is missing or has another
     /// shape or device, or an option is out of its bounds or requires other states than this optimizer's. Then nothing has
     /// changed.
-    #[track_caller]
+    #[at_line]
     pub fn load_state_dict(&mut self, saved: &OptimizerState) -> Result<()> {
-        at_line(Location::caller(), || {
-            let options = self.saved_options(saved)?;
-            let copies = self.saved_states(saved)?;
-            no_grad(|| {
-                copies.iter().try_for_each(|(state, value)| {
-                    state.record_stream(&state.device().current_stream());
-                    match value {
-                        Saved::Tensor(tensor) => state.copy_(tensor),
-                        Saved::Number(number) => {
-                            state.copy_(&Tensor::full(&[], *number, state.dtype(), state.device())?)
-                        }
+        let options = self.saved_options(saved)?;
+        let copies = self.saved_states(saved)?;
+        no_grad(|| {
+            copies.iter().try_for_each(|(state, value)| {
+                state.record_stream(&state.device().current_stream());
+                match value {
+                    Saved::Tensor(tensor) => state.copy_(tensor),
+                    Saved::Number(number) => {
+                        state.copy_(&Tensor::full(&[], *number, state.dtype(), state.device())?)
                     }
-                })
-            })?;
-            for (group, options) in self.param_groups_mut().iter_mut().zip(options) {
-                group.replace_options(options);
-                group.group.set_learning_rate(group.group.values.learning_rate)?;
-            }
-            Ok(())
-        })
+                }
+            })
+        })?;
+        for (group, options) in self.param_groups_mut().iter_mut().zip(options) {
+            group.replace_options(options);
+            group.group.set_learning_rate(group.group.values.learning_rate)?;
+        }
+        Ok(())
     }
 
     /// Returns the options of each group, replaced by the saved ones.

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
-use std::panic::Location;
 use std::path::Path;
 
+use thalweg_derive::at_line;
 use thalweg_ir::{DType, Exchange};
 use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
-use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
@@ -27,21 +26,19 @@ const MOST_NESTED: usize = 64;
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be read, has the format before PyTorch 1.6, or contains anything other than
 /// plain values and tensors.
-#[track_caller]
+#[at_line]
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Object> {
-    at_line(Location::caller(), || {
-        let what = path.as_ref().display().to_string();
-        let file = File::open(path.as_ref()).map_err(|error| file_error(&what, error))?;
-        let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| {
-            let zip = kind::sentence(path.as_ref()).filter(|kind| !kind.contains("zip file"));
-            let reason = zip.map_or_else(|| format!("{error}; it is cut short, or damaged"), str::to_owned);
-            file_error(&what, format!("it is not a file of `torch.save`: {reason}"))
-        })?;
-        let mut reader = Reader::new(archive, device).map_err(|error| error.context(what.clone()))?;
-        let pickle = reader.record("data.pkl")?;
-        let (values, root) = run(&pickle).map_err(|error| error.context(what))?;
-        no_grad(|| reader.object(&values, root, 0))
-    })
+    let what = path.as_ref().display().to_string();
+    let file = File::open(path.as_ref()).map_err(|error| file_error(&what, error))?;
+    let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| {
+        let zip = kind::sentence(path.as_ref()).filter(|kind| !kind.contains("zip file"));
+        let reason = zip.map_or_else(|| format!("{error}; it is cut short, or damaged"), str::to_owned);
+        file_error(&what, format!("it is not a file of `torch.save`: {reason}"))
+    })?;
+    let mut reader = Reader::new(archive, device).map_err(|error| error.context(what.clone()))?;
+    let pickle = reader.record("data.pkl")?;
+    let (values, root) = run(&pickle).map_err(|error| error.context(what))?;
+    no_grad(|| reader.object(&values, root, 0))
 }
 
 struct Reader<R> {
@@ -214,33 +211,31 @@ fn storage_of(values: &Values, place: ValueIndex) -> Option<Storage> {
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be written.
-#[track_caller]
+#[at_line]
 pub fn save(object: &Object, path: impl AsRef<Path>) -> Result<()> {
-    at_line(Location::caller(), || {
-        let path = path.as_ref();
-        let what = path.display().to_string();
-        let failed = |error: &dyn std::fmt::Display| file_error(&what, error);
-        let (mut pickle, mut tensors) = (Writer::new(), Vec::new());
-        write(object, &mut pickle, &mut tensors)?;
-        let file = BufWriter::new(File::create(path).map_err(|error| failed(&error))?);
-        let mut archive = ZipWriter::new(file);
-        let options = SimpleFileOptions::default()
-            .compression_method(CompressionMethod::Stored)
-            .with_alignment(64)
-            .large_file(true);
-        let records: [(&str, &[u8]); 3] =
-            [("data.pkl", &pickle.finish()), ("byteorder", b"little"), ("version", b"3\n")];
-        for (name, bytes) in records {
-            archive.start_file(format!("archive/{name}"), options).map_err(|error| failed(&error))?;
-            archive.write_all(bytes).map_err(|error| failed(&error))?;
-        }
-        for (key, tensor) in tensors.iter().enumerate() {
-            archive.start_file(format!("archive/data/{key}"), options).map_err(|error| failed(&error))?;
-            download(tensor, &mut archive)?;
-        }
-        let mut file = archive.finish().map_err(|error| failed(&error))?;
-        file.flush().map_err(|error| failed(&error))
-    })
+    let path = path.as_ref();
+    let what = path.display().to_string();
+    let failed = |error: &dyn std::fmt::Display| file_error(&what, error);
+    let (mut pickle, mut tensors) = (Writer::new(), Vec::new());
+    write(object, &mut pickle, &mut tensors)?;
+    let file = BufWriter::new(File::create(path).map_err(|error| failed(&error))?);
+    let mut archive = ZipWriter::new(file);
+    let options = SimpleFileOptions::default()
+        .compression_method(CompressionMethod::Stored)
+        .with_alignment(64)
+        .large_file(true);
+    let records: [(&str, &[u8]); 3] =
+        [("data.pkl", &pickle.finish()), ("byteorder", b"little"), ("version", b"3\n")];
+    for (name, bytes) in records {
+        archive.start_file(format!("archive/{name}"), options).map_err(|error| failed(&error))?;
+        archive.write_all(bytes).map_err(|error| failed(&error))?;
+    }
+    for (key, tensor) in tensors.iter().enumerate() {
+        archive.start_file(format!("archive/data/{key}"), options).map_err(|error| failed(&error))?;
+        download(tensor, &mut archive)?;
+    }
+    let mut file = archive.finish().map_err(|error| failed(&error))?;
+    file.flush().map_err(|error| failed(&error))
 }
 
 /// Writes a value, and collects its tensors.

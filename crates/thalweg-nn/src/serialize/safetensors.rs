@@ -4,15 +4,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::panic::Location;
 use std::path::Path;
 
 use ::safetensors::Dtype;
 use ::safetensors::tensor::{Metadata, TensorInfo};
+use thalweg_derive::at_line;
 use thalweg_ir::{DType, byte_count};
 use thalweg_runtime::{Device, Error, Result, invalid, refuse};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::at_line;
 
 use super::kind;
 use super::stream::{Upload, download, file_error};
@@ -40,32 +39,29 @@ impl SafeTensorsFile {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the file cannot be read, or is not in this format.
-    #[track_caller]
+    #[at_line]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        at_line(Location::caller(), || {
-            let path = path.as_ref();
-            let what = path.display().to_string();
-            let mut file = File::open(path).map_err(|error| file_error(&what, error))?;
-            let length = file.metadata().map_err(|error| file_error(&what, error))?.len();
-            let mut count = [0; 8];
-            let other = |reason: String| {
-                let kind = kind::sentence(path).filter(|kind| !kind.contains("safetensors file"));
-                file_error(&what, format!("it is not a safetensors file: {}", kind.unwrap_or(&reason)))
-            };
-            file.read_exact(&mut count).map_err(|error| other(error.to_string()))?;
-            let count = u64::from_le_bytes(count);
-            if count > MOST_HEADER_BYTES || count > length - 8 {
-                return Err(other("its header is too long, or the file is cut short".to_owned()));
-            }
-            let mut header = vec![0; count as usize];
-            file.read_exact(&mut header).map_err(|error| file_error(&what, error))?;
-            let metadata: Metadata =
-                serde_json::from_slice(&header).map_err(|error| other(error.to_string()))?;
-            if metadata.data_len() as u64 != length - 8 - count {
-                return Err(file_error(&what, "it has another length than its header says; copy it again"));
-            }
-            Ok(Self { file, metadata, data: 8 + count })
-        })
+        let path = path.as_ref();
+        let what = path.display().to_string();
+        let mut file = File::open(path).map_err(|error| file_error(&what, error))?;
+        let length = file.metadata().map_err(|error| file_error(&what, error))?.len();
+        let mut count = [0; 8];
+        let other = |reason: String| {
+            let kind = kind::sentence(path).filter(|kind| !kind.contains("safetensors file"));
+            file_error(&what, format!("it is not a safetensors file: {}", kind.unwrap_or(&reason)))
+        };
+        file.read_exact(&mut count).map_err(|error| other(error.to_string()))?;
+        let count = u64::from_le_bytes(count);
+        if count > MOST_HEADER_BYTES || count > length - 8 {
+            return Err(other("its header is too long, or the file is cut short".to_owned()));
+        }
+        let mut header = vec![0; count as usize];
+        file.read_exact(&mut header).map_err(|error| file_error(&what, error))?;
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| other(error.to_string()))?;
+        if metadata.data_len() as u64 != length - 8 - count {
+            return Err(file_error(&what, "it has another length than its header says; copy it again"));
+        }
+        Ok(Self { file, metadata, data: 8 + count })
     }
 
     /// Returns the names, in the order of the bytes.
@@ -94,9 +90,9 @@ impl SafeTensorsFile {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no tensor of this name, or its dtype is not supported.
-    #[track_caller]
+    #[at_line]
     pub fn tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
-        at_line(Location::caller(), || self.read(name, None, &mut Upload::new(device)))
+        self.read(name, None, &mut Upload::new(device))
     }
 
     /// Returns some rows of a tensor, without reading the others: for a rank's part of a weight. The last copies are asynchronous
@@ -104,9 +100,9 @@ impl SafeTensorsFile {
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor); [`Error::is_invalid_argument`] if the tensor does not have these rows.
-    #[track_caller]
+    #[at_line]
     pub fn tensor_rows(&mut self, name: &str, rows: Range<usize>, device: &Device) -> Result<Tensor> {
-        at_line(Location::caller(), || self.read(name, Some(rows), &mut Upload::new(device)))
+        self.read(name, Some(rows), &mut Upload::new(device))
     }
 
     fn read(&mut self, name: &str, rows: Option<Range<usize>>, upload: &mut Upload) -> Result<Tensor> {
@@ -144,55 +140,48 @@ impl SafeTensorsFile {
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be read, or is not in this format.
-#[track_caller]
+#[at_line]
 pub fn load_file(path: impl AsRef<Path>, device: &Device) -> Result<StateDict> {
-    at_line(Location::caller(), || {
-        let (mut file, mut upload) = (SafeTensorsFile::open(path)?, Upload::new(device));
-        file.names()
-            .into_iter()
-            .map(|name| {
-                let tensor = file.read(&name, None, &mut upload)?;
-                Ok((name, tensor))
-            })
-            .collect()
-    })
+    let (mut file, mut upload) = (SafeTensorsFile::open(path)?, Upload::new(device));
+    file.names()
+        .into_iter()
+        .map(|name| {
+            let tensor = file.read(&name, None, &mut upload)?;
+            Ok((name, tensor))
+        })
+        .collect()
 }
 
 /// Writes tensors by their names (`safetensors.torch.save_file`), with metadata. *Blocks.*
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be written.
-#[track_caller]
+#[at_line]
 pub fn save_file(tensors: &StateDict, path: impl AsRef<Path>, notes: &[(&str, &str)]) -> Result<()> {
-    at_line(Location::caller(), || {
-        let path = path.as_ref();
-        let failed = |error: &dyn std::fmt::Display| file_error(&path.display().to_string(), error);
-        // The widest dtypes first, as the format requires, so that each tensor is at a multiple of its width.
-        let mut order: Vec<(&String, &Tensor)> = tensors.iter().collect();
-        order.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.dtype().size_bytes()), *name));
-        let mut end = 0;
-        let mut infos = Vec::new();
-        for (name, tensor) in &order {
-            let Some(dtype) = word_of(tensor.dtype()) else {
-                return Err(failed(&format!(
-                    "{name} is of {}, which the format does not have",
-                    tensor.dtype()
-                )));
-            };
-            let start = end;
-            end += tensor.elements() * tensor.dtype().size_bytes();
-            let info = TensorInfo { dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
-            infos.push(((*name).clone(), info));
-        }
-        let notes: HashMap<String, String> =
-            notes.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
-        let metadata = Metadata::new((!notes.is_empty()).then_some(notes), infos).map_err(|e| failed(&e))?;
-        let mut header = serde_json::to_vec(&metadata).map_err(|error| failed(&error))?;
-        header.resize(header.len().next_multiple_of(8), b' ');
-        let mut file = BufWriter::new(File::create(path).map_err(|error| failed(&error))?);
-        file.write_all(&(header.len() as u64).to_le_bytes()).map_err(|error| failed(&error))?;
-        file.write_all(&header).map_err(|error| failed(&error))?;
-        order.iter().try_for_each(|(_, tensor)| download(tensor, &mut file))?;
-        file.flush().map_err(|error| failed(&error))
-    })
+    let path = path.as_ref();
+    let failed = |error: &dyn std::fmt::Display| file_error(&path.display().to_string(), error);
+    // The widest dtypes first, as the format requires, so that each tensor is at a multiple of its width.
+    let mut order: Vec<(&String, &Tensor)> = tensors.iter().collect();
+    order.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.dtype().size_bytes()), *name));
+    let mut end = 0;
+    let mut infos = Vec::new();
+    for (name, tensor) in &order {
+        let Some(dtype) = word_of(tensor.dtype()) else {
+            return Err(failed(&format!("{name} is of {}, which the format does not have", tensor.dtype())));
+        };
+        let start = end;
+        end += tensor.elements() * tensor.dtype().size_bytes();
+        let info = TensorInfo { dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
+        infos.push(((*name).clone(), info));
+    }
+    let notes: HashMap<String, String> =
+        notes.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+    let metadata = Metadata::new((!notes.is_empty()).then_some(notes), infos).map_err(|e| failed(&e))?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|error| failed(&error))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = BufWriter::new(File::create(path).map_err(|error| failed(&error))?);
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(|error| failed(&error))?;
+    file.write_all(&header).map_err(|error| failed(&error))?;
+    order.iter().try_for_each(|(_, tensor)| download(tensor, &mut file))?;
+    file.flush().map_err(|error| failed(&error))
 }
