@@ -89,23 +89,22 @@ fn a_stream_becomes_a_chain(fixture: &Fixture) -> CaseResult {
 }
 
 fn a_fork_and_a_join_become_a_diamond(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
     let (left, right) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
     let graph = fixture.capture(&one, CaptureMode::Global, || {
         fixture.set(&one, &left, 10)?;
-        driver.event_record(fork.handle, one.handle)?;
-        driver.stream_wait_event(two.handle, fork.handle)?;
+        fixture.event_record(fork.handle, one.handle)?;
+        fixture.stream_wait_event(two.handle, fork.handle)?;
         let copied = KernelArguments::new(right.pointer, 8, 1).with_source(left.pointer).with_delay_us(200);
         fixture.launch(&two, Kernel::Copy, copied)?;
         fixture.launch(&one, Kernel::Iota, KernelArguments::new(left.pointer, 0, 5))?;
-        driver.event_record(join.handle, two.handle)?;
-        driver.stream_wait_event(one.handle, join.handle)?;
+        fixture.event_record(join.handle, two.handle)?;
+        fixture.stream_wait_event(one.handle, join.handle)?;
         fixture.add(&one, &right, 1)?;
         Ok(())
     })?;
-    let description = driver.graph_describe(graph.handle)?;
+    let description = fixture.graph_describe(graph.handle)?;
     equal(description.nodes.len(), 4, "the nodes of a fork and a join")?;
     equal(
         shape(&description),
@@ -114,24 +113,27 @@ fn a_fork_and_a_join_become_a_diamond(fixture: &Fixture) -> CaseResult {
     )?;
     graph.replay(&one, 2)?;
     equal(right.words()?, vec![12; 8], "what went through the branch")?;
-    equal(driver.stream_capture_info(two.handle)?, CaptureInfo::none(), "the forked stream after the capture")
+    equal(
+        fixture.stream_capture_info(two.handle)?,
+        CaptureInfo::none(),
+        "the forked stream after the capture",
+    )
 }
 
 fn a_fork_reaches_further_streams(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let streams: Vec<_> = (0..4).map(|_| fixture.stream()).collect::<Result<_, _>>()?;
     let events: Vec<_> = (0..4).map(|_| fixture.event()).collect::<Result<_, _>>()?;
     let buffer = fixture.iota(4, 0)?;
     let graph = fixture.capture(&streams[0], CaptureMode::Global, || {
         for i in 0..4 {
             fixture.add(&streams[i], &buffer, 1)?;
-            driver.event_record(events[i].handle, streams[i].handle)?;
-            driver.stream_wait_event(streams[(i + 1) % 4].handle, events[i].handle)?;
+            fixture.event_record(events[i].handle, streams[i].handle)?;
+            fixture.stream_wait_event(streams[(i + 1) % 4].handle, events[i].handle)?;
         }
         fixture.add(&streams[0], &buffer, 1)?;
         Ok(())
     })?;
-    let description = driver.graph_describe(graph.handle)?;
+    let description = fixture.graph_describe(graph.handle)?;
     equal(description.nodes.len(), 5, "the nodes of a walk over four streams")?;
     graph.replay(&streams[1], 2)?;
     equal(buffer.words()?, (10..14).collect(), "two launches of five additions in a row")
@@ -253,28 +255,27 @@ fn information_follows_the_capture(fixture: &Fixture) -> CaseResult {
 }
 
 fn a_forked_stream_tells_of_its_capture(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
     let buffer = fixture.iota(8, 0)?;
     let graph = fixture.capture(&one, CaptureMode::Global, || {
         fixture.add(&one, &buffer, 1)?;
-        driver.event_record(fork.handle, one.handle)?;
+        fixture.event_record(fork.handle, one.handle)?;
         equal(
-            driver.stream_capture_info(two.handle)?.status,
+            fixture.stream_capture_info(two.handle)?.status,
             CaptureStatus::None,
             "the other stream before it waits",
         )?;
-        driver.stream_wait_event(two.handle, fork.handle)?;
+        fixture.stream_wait_event(two.handle, fork.handle)?;
         let (origin, forked) =
-            (driver.stream_capture_info(one.handle)?, driver.stream_capture_info(two.handle)?);
+            (fixture.stream_capture_info(one.handle)?, fixture.stream_capture_info(two.handle)?);
         equal(forked.id, origin.id, "the capture of the other stream once it waits")?;
         equal(forked.dependencies, origin.dependencies, "what the other stream's next command depends on")?;
-        driver.event_record(join.handle, two.handle)?;
-        driver.stream_wait_event(one.handle, join.handle)?;
+        fixture.event_record(join.handle, two.handle)?;
+        fixture.stream_wait_event(one.handle, join.handle)?;
         Ok(())
     })?;
-    equal(driver.graph_describe(graph.handle)?.nodes.len(), 1, "the nodes: events are none")
+    equal(fixture.graph_describe(graph.handle)?.nodes.len(), 1, "the nodes: events are none")
 }
 
 fn dependencies_are_replaced_and_added(fixture: &Fixture) -> CaseResult {
@@ -315,31 +316,30 @@ fn dependencies_are_replaced_and_added(fixture: &Fixture) -> CaseResult {
 
 /// A diamond, walked back from its end while it is captured, and once it is a graph.
 fn nodes_know_their_predecessors(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
     let (left, right) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
     let last = |stream: &super::fixture::Stream<'_>| {
-        Ok::<_, thalweg_driver::Error>(driver.stream_capture_info(stream.handle)?.dependencies)
+        Ok::<_, thalweg_driver::Error>(fixture.stream_capture_info(stream.handle)?.dependencies)
     };
     let mut walk = None;
     let graph = fixture.capture(&one, CaptureMode::Global, || {
         fixture.add(&one, &left, 1)?;
         let first = last(&one)?;
-        driver.event_record(fork.handle, one.handle)?;
-        driver.stream_wait_event(two.handle, fork.handle)?;
+        fixture.event_record(fork.handle, one.handle)?;
+        fixture.stream_wait_event(two.handle, fork.handle)?;
         fixture.add(&two, &right, 1)?;
         let branch = last(&two)?;
         fixture.add(&one, &left, 1)?;
         let own = last(&one)?;
-        driver.event_record(join.handle, two.handle)?;
-        driver.stream_wait_event(one.handle, join.handle)?;
+        fixture.event_record(join.handle, two.handle)?;
+        fixture.stream_wait_event(one.handle, join.handle)?;
         fixture.add(&one, &left, 1)?;
-        let info = driver.stream_capture_info(one.handle)?;
+        let info = fixture.stream_capture_info(one.handle)?;
         let (Some(graph), [end]) = (info.graph, &info.dependencies[..]) else {
             return super::fixture::fail("a capture has a graph, and one node at its end");
         };
-        let predecessors = |node| driver.graph_node_predecessors(graph, node);
+        let predecessors = |node| fixture.graph_node_predecessors(graph, node);
         let mut both = predecessors(*end)?;
         both.sort_unstable();
         let mut expected = [branch.clone(), own.clone()].concat();
@@ -355,37 +355,36 @@ fn nodes_know_their_predecessors(fixture: &Fixture) -> CaseResult {
     })?;
     let Some((under_construction, end, both)) = walk else { return Ok(()) };
     equal(under_construction, graph.handle, "the graph of the capture, and the one that it gave")?;
-    let mut seen = driver.graph_node_predecessors(graph.handle, end)?;
+    let mut seen = fixture.graph_node_predecessors(graph.handle, end)?;
     seen.sort_unstable();
     equal(seen, both, "the predecessors once the capture is over")?;
     let other =
         fixture.capture(&two, CaptureMode::Global, || fixture.add(&two, &right, 1).map_err(Into::into))?;
     refused_argument(
-        driver.graph_node_predecessors(other.handle, end),
+        fixture.graph_node_predecessors(other.handle, end),
         "the predecessors of another graph's node",
     )
 }
 
 fn many_predecessors_are_all_there(fixture: &Fixture) -> CaseResult {
     const BRANCHES: usize = 33;
-    let driver = fixture.driver();
     let (one, event, buffer) = (fixture.stream()?, fixture.event()?, fixture.iota(8, 0)?);
     let graph = fixture.capture(&one, CaptureMode::Relaxed, || {
         let mut ends = Vec::new();
         for _ in 0..BRANCHES {
-            driver.stream_update_capture_dependencies(one.handle, &[], DependencyUpdate::Set)?;
+            fixture.stream_update_capture_dependencies(one.handle, &[], DependencyUpdate::Set)?;
             fixture.launch(&one, Kernel::Iota, KernelArguments::new(buffer.pointer, 0, 5))?;
-            ends.extend(driver.stream_capture_info(one.handle)?.dependencies);
+            ends.extend(fixture.stream_capture_info(one.handle)?.dependencies);
         }
-        driver.stream_update_capture_dependencies(one.handle, &ends, DependencyUpdate::Set)?;
+        fixture.stream_update_capture_dependencies(one.handle, &ends, DependencyUpdate::Set)?;
         fixture.add(&one, &buffer, 1)?;
-        let info = driver.stream_capture_info(one.handle)?;
+        let info = fixture.stream_capture_info(one.handle)?;
         let Some(graph) = info.graph else { return super::fixture::fail("a capture has a graph") };
-        let mut seen = driver.graph_node_predecessors(graph, info.dependencies[0])?;
+        let mut seen = fixture.graph_node_predecessors(graph, info.dependencies[0])?;
         seen.sort_unstable();
         ends.sort_unstable();
         equal(seen, ends, "a node after many")?;
-        driver.event_record(event.handle, one.handle)?;
+        fixture.event_record(event.handle, one.handle)?;
         Ok(())
     })?;
     graph.replay(&one, 1)?;
@@ -421,13 +420,12 @@ fn host_functions_run_at_each_launch(fixture: &Fixture) -> CaseResult {
 }
 
 fn events_are_ordinary_again_after_a_new_record(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (stream, other, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
     let _graph = fixture
-        .capture(&stream, CaptureMode::Relaxed, || Ok(driver.event_record(event.handle, stream.handle)?))?;
-    driver.event_record(event.handle, other.handle)?;
-    driver.event_synchronize(event.handle)?;
-    equal(driver.event_query(event.handle)?, true, "the event after a record outside")
+        .capture(&stream, CaptureMode::Relaxed, || Ok(fixture.event_record(event.handle, stream.handle)?))?;
+    fixture.event_record(event.handle, other.handle)?;
+    fixture.event_synchronize(event.handle)?;
+    equal(fixture.event_query(event.handle)?, true, "the event after a record outside")
 }
 
 fn other_streams_go_on(fixture: &Fixture) -> CaseResult {
@@ -494,10 +492,9 @@ fn relaxed_captures_allow_freeing_pinned_memory(fixture: &Fixture) -> CaseResult
 }
 
 fn the_mode_of_a_thread_is_exchanged(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
-    let first = driver.thread_exchange_capture_mode(CaptureMode::Relaxed)?;
-    let second = driver.thread_exchange_capture_mode(CaptureMode::ThreadLocal)?;
-    let third = driver.thread_exchange_capture_mode(first)?;
+    let first = fixture.thread_exchange_capture_mode(CaptureMode::Relaxed)?;
+    let second = fixture.thread_exchange_capture_mode(CaptureMode::ThreadLocal)?;
+    let third = fixture.thread_exchange_capture_mode(first)?;
     equal(
         [first, second, third],
         [CaptureMode::Global, CaptureMode::Relaxed, CaptureMode::ThreadLocal],

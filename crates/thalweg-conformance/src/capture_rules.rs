@@ -100,14 +100,13 @@ fn elsewhere<T: Send>(run: impl FnOnce() -> T + Send) -> CaseResult<T> {
 }
 
 fn the_default_stream_does_not_capture(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
-    let default = driver.default_stream(fixture.device)?;
+    let default = fixture.default_stream(fixture.device)?;
     // The documentation forbids it without naming the code.
     let codes = &[Code::StreamCaptureUnsupported, Code::StreamCaptureImplicit, Code::InvalidValue];
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
-        check_refused(driver.stream_begin_capture(default, mode), codes, "a capture of the default stream")?;
+        check_refused(fixture.stream_begin_capture(default, mode), codes, "a capture of the default stream")?;
     }
-    driver.stream_synchronize(default)?;
+    fixture.stream_synchronize(default)?;
     Ok(())
 }
 
@@ -159,32 +158,34 @@ fn a_fork_must_be_joined(fixture: &Fixture) -> CaseResult {
 
 fn a_capturing_stream_is_not_waited_for(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
-    let driver = fixture.driver();
     for mode in [CaptureMode::Global, CaptureMode::Relaxed] {
         let stream = capturing(fixture, &buffer, mode)?;
         check_refused(
-            driver.stream_synchronize(stream.handle),
+            fixture.stream_synchronize(stream.handle),
             UNSUPPORTED,
             "stream_synchronize of a capturing stream",
         )?;
         end_broken(fixture, &stream)?;
         let stream = capturing(fixture, &buffer, mode)?;
-        check_refused(driver.stream_query(stream.handle), UNSUPPORTED, "stream_query of a capturing stream")?;
+        check_refused(
+            fixture.stream_query(stream.handle),
+            UNSUPPORTED,
+            "stream_query of a capturing stream",
+        )?;
         end_broken(fixture, &stream)?;
     }
     Ok(())
 }
 
 fn ordinary_memory_is_not_copied(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let buffer = fixture.iota(4, 0)?;
     let label = Label::here("copy of ordinary memory");
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
-    let copy = driver.copy_from_host(stream.handle, buffer.pointer, &[1; 16], label);
+    let copy = fixture.copy_from_host(stream.handle, buffer.pointer, &[1; 16], label);
     check_refused(copy, UNSUPPORTED, "copy_from_host on a capturing stream")?;
     end_broken(fixture, &stream)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
-    let copy = driver.copy_to_host(stream.handle, &mut [0; 16], buffer.pointer, label);
+    let copy = fixture.copy_to_host(stream.handle, &mut [0; 16], buffer.pointer, label);
     check_refused(copy, UNSUPPORTED, "copy_to_host on a capturing stream")?;
     end_broken(fixture, &stream)?;
     equal(buffer.words()?, (0..4).collect(), "memory after copies that were refused")
@@ -271,40 +272,37 @@ fn a_relaxed_thread_is_not_bound(fixture: &Fixture) -> CaseResult {
 }
 
 fn captures_do_not_merge(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (buffer, event) = (fixture.iota(4, 0)?, fixture.event()?);
     let one = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
     let two = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
-    driver.event_record(event.handle, one.handle)?;
-    let wait = driver.stream_wait_event(two.handle, event.handle);
+    fixture.event_record(event.handle, one.handle)?;
+    let wait = fixture.stream_wait_event(two.handle, event.handle);
     check_refused(wait, &[Code::StreamCaptureMerge], "a capture that waits for an event of another")?;
     end_either_way(fixture, &one, INVALIDATED)?;
     end_either_way(fixture, &two, INVALIDATED)
 }
 
 fn a_capture_does_not_depend_on_the_outside(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (buffer, outside, event) = (fixture.iota(4, 0)?, fixture.stream()?, fixture.event()?);
-    driver.event_record(event.handle, outside.handle)?;
+    fixture.event_record(event.handle, outside.handle)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
-    let wait = driver.stream_wait_event(stream.handle, event.handle);
+    let wait = fixture.stream_wait_event(stream.handle, event.handle);
     check_refused(wait, &[Code::StreamCaptureIsolation], "a capture that waits for an event from before it")?;
     end_either_way(fixture, &stream, INVALIDATED)
 }
 
 fn a_captured_event_is_not_asked(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (buffer, event) = (fixture.iota(4, 0)?, fixture.event()?);
     let captured = &[Code::CapturedEvent];
     for _ in 0..2 {
         let stream = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
-        driver.event_record(event.handle, stream.handle)?;
-        check_refused(driver.event_query(event.handle), captured, "event_query of a captured event")?;
+        fixture.event_record(event.handle, stream.handle)?;
+        check_refused(fixture.event_query(event.handle), captured, "event_query of a captured event")?;
         end_either_way(fixture, &stream, INVALIDATED)?;
         let stream = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
-        driver.event_record(event.handle, stream.handle)?;
+        fixture.event_record(event.handle, stream.handle)?;
         check_refused(
-            driver.event_synchronize(event.handle),
+            fixture.event_synchronize(event.handle),
             captured,
             "event_synchronize of a captured event",
         )?;
@@ -341,40 +339,38 @@ fn a_relaxed_capture_ends_anywhere(fixture: &Fixture) -> CaseResult {
 }
 
 fn a_broken_capture_stays_broken_until_it_ends(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
     check_refused(
-        driver.stream_synchronize(stream.handle),
+        fixture.stream_synchronize(stream.handle),
         UNSUPPORTED,
         "stream_synchronize of a capturing stream",
     )?;
-    let status = driver.stream_capture_info(stream.handle)?.status;
+    let status = fixture.stream_capture_info(stream.handle)?.status;
     equal(status, CaptureStatus::Invalidated, "the status of a broken capture")?;
     check_refused(fixture.add(&stream, &buffer, 1), INVALIDATED, "a launch in a broken capture")?;
     check_refused(fixture.set(&stream, &buffer, 1), INVALIDATED, "another launch in a broken capture")?;
     end_broken(fixture, &stream)?;
     equal(buffer.words()?, (0..4).collect(), "memory: nothing of the capture ran")?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
-    let graph = driver.stream_end_capture(stream.handle)?;
-    let nodes = driver.graph_describe(graph).map(|description| description.nodes.len());
-    driver.graph_destroy(graph)?;
+    let graph = fixture.stream_end_capture(stream.handle)?;
+    let nodes = fixture.graph_describe(graph).map(|description| description.nodes.len());
+    fixture.graph_destroy(graph)?;
     equal(nodes?, 1, "the nodes of a capture after a broken one")
 }
 
 fn a_graph_under_construction_is_not_destroyed(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
-    let Some(graph) = driver.stream_capture_info(stream.handle)?.graph else {
+    let Some(graph) = fixture.stream_capture_info(stream.handle)?.graph else {
         return skip("the driver does not show the graph under construction");
     };
-    if driver.graph_destroy(graph).is_ok() {
+    if fixture.graph_destroy(graph).is_ok() {
         return fail("graph_destroy of a graph under construction: expected an error, and it succeeded");
     }
-    let ended = driver.stream_end_capture(stream.handle)?;
-    let nodes = driver.graph_describe(ended).map(|description| description.nodes.len());
-    driver.graph_destroy(ended)?;
+    let ended = fixture.stream_end_capture(stream.handle)?;
+    let nodes = fixture.graph_describe(ended).map(|description| description.nodes.len());
+    fixture.graph_destroy(ended)?;
     equal(nodes?, 1, "the nodes of the graph that was not destroyed")
 }
 

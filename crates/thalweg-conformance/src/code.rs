@@ -41,21 +41,19 @@ const BAD_IMAGE: &[Code] = &[
 ];
 
 fn an_image_of_the_wrong_kind_is_refused(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let host = host_module();
-    let wrong = match driver.device_properties(fixture.device)?.image_kind {
+    let wrong = match fixture.device_properties(fixture.device)?.image_kind {
         ImageKind::Cubin(_) => vec![Image::Host(&host)],
         ImageKind::Host => vec![Image::Ptx(PTX), Image::Cubin(&[0x7f, b'E', b'L', b'F'])],
     };
     for image in wrong {
         let text = format!("module_load of {image:?}");
-        check_refused(driver.module_load(fixture.device, image), &[Code::InvalidImage], &text)?;
+        check_refused(fixture.module_load(fixture.device, image), &[Code::InvalidImage], &text)?;
     }
     Ok(())
 }
 
 fn a_damaged_image_is_refused(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let noise: Vec<u8> = (0..4096_u32).map(|i| (i * 167 % 251) as u8).collect();
     let mut truncated = vec![0; 64];
     truncated[..8].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0x33]);
@@ -70,7 +68,7 @@ fn a_damaged_image_is_refused(fixture: &Fixture) -> CaseResult {
     ];
     for image in images {
         let text = format!("module_load of damaged {image:?}");
-        check_refused(driver.module_load(fixture.device, image), BAD_IMAGE, &text)?;
+        check_refused(fixture.module_load(fixture.device, image), BAD_IMAGE, &text)?;
     }
     Ok(())
 }

@@ -47,13 +47,12 @@ struct Rank {
 
 impl<'f> Pair<'f> {
     fn new(fixture: &'f Fixture) -> CaseResult<Self> {
-        let driver = fixture.driver();
         let others = 0..driver.device_count();
         let Some(other) = others.into_iter().find(|&device| device != fixture.device) else {
             return Err(Stop::Skipped("only one device, and a collective needs two".to_owned()));
         };
         let devices = [fixture.device, other];
-        let communicators = match driver.communicators_create(&devices) {
+        let communicators = match fixture.communicators_create(&devices) {
             Err(error) if error.is_library_missing() || error.is_not_supported() => {
                 return Err(Stop::Skipped(error.to_string()));
             }
@@ -61,9 +60,9 @@ impl<'f> Pair<'f> {
         };
         let mut pair = Self { fixture, ranks: Vec::new() };
         for (communicator, device) in communicators.into_iter().zip(devices) {
-            let stream = driver.stream_create(device, 0)?;
+            let stream = fixture.stream_create(device, 0)?;
             let (send, receive) =
-                (driver.memory_allocate(device, 256)?, driver.memory_allocate(device, 256)?);
+                (fixture.memory_allocate(device, 256)?, fixture.memory_allocate(device, 256)?);
             pair.ranks.push(Rank { communicator, stream, send, receive });
         }
         Ok(pair)
@@ -104,17 +103,20 @@ impl Drop for Pair<'_> {
 }
 
 fn a_communicator_names_each_device_once(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let pair = Pair::new(fixture)?;
     for (rank, other) in (0..).zip(&pair.ranks) {
-        let info = driver.communicator_info(other.communicator)?;
+        let info = fixture.communicator_info(other.communicator)?;
         equal((info.rank, info.ranks), (rank, 2), "the rank and how many there are")?;
-        equal(info.device, driver.stream_device(other.stream)?, "the rank's device")?;
+        equal(info.device, fixture.stream_device(other.stream)?, "the rank's device")?;
     }
-    check_refused(driver.communicators_create(&[]), &[Code::InvalidValue], "a communicator of nothing")?;
+    check_refused(fixture.communicators_create(&[]), &[Code::InvalidValue], "a communicator of nothing")?;
     let here = fixture.device;
-    check_refused(driver.communicators_create(&[here, here]), &[Code::InvalidValue], "a device named twice")?;
-    let unknown = driver.communicators_create(&[here, driver.device_count()]);
+    check_refused(
+        fixture.communicators_create(&[here, here]),
+        &[Code::InvalidValue],
+        "a device named twice",
+    )?;
+    let unknown = fixture.communicators_create(&[here, fixture.device_count()]);
     check_refused(unknown, &[Code::InvalidDevice], "an unknown device")
 }
 
@@ -135,25 +137,24 @@ fn joined(pair: &Pair<'_>) -> CaseResult<Vec<CommunicatorHandle>> {
 }
 
 fn ranks_join_one_by_one(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let pair = Pair::new(fixture)?;
     let handles = joined(&pair)?;
     let operation = CollectiveOperation::AllReduce(Reduction::Sum);
     let mut group = Vec::new();
     for (rank, &communicator) in handles.iter().enumerate() {
-        let info = driver.communicator_info(communicator)?;
+        let info = fixture.communicator_info(communicator)?;
         equal((info.rank, info.ranks), (rank as u32, 2), "the rank and how many there are")?;
         pair.write(rank, pair.ranks[rank].send, &[1.0 + rank as f32; COUNT as usize])?;
         group.push(Collective { communicator, ..pair.part(rank, operation) });
     }
-    driver.collectives_async(&group)?;
+    fixture.collectives_async(&group)?;
     for rank in 0..2 {
         equal(pair.read(rank, COUNT)?, vec![3.0; COUNT as usize], "the sum of ranks that joined")?;
     }
-    let id = driver.communicator_id()?;
-    refused_argument(driver.communicator_join(&id, fixture.device, 2, 2), "a rank that there is not")?;
+    let id = fixture.communicator_id()?;
+    refused_argument(fixture.communicator_join(&id, fixture.device, 2, 2), "a rank that there is not")?;
     for handle in handles {
-        driver.communicator_destroy(handle)?;
+        fixture.communicator_destroy(handle)?;
     }
     Ok(())
 }
@@ -175,7 +176,6 @@ fn split(pair: &Pair<'_>, parts: [&[u32]; 2]) -> CaseResult<[Option<Communicator
 }
 
 fn a_communicator_is_split(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let pair = Pair::new(fixture)?;
     let turned = split(&pair, [&[1, 0], &[1, 0]])?;
     let alone = split(&pair, [&[], &[1]])?;
@@ -183,7 +183,7 @@ fn a_communicator_is_split(fixture: &Fixture) -> CaseResult {
     let mut group = Vec::new();
     for (rank, communicator) in turned.into_iter().flatten().enumerate() {
         let (info, device) =
-            (driver.communicator_info(communicator)?, driver.stream_device(pair.ranks[rank].stream)?);
+            (fixture.communicator_info(communicator)?, fixture.stream_device(pair.ranks[rank].stream)?);
         equal((info.rank, info.ranks, info.device), (1 - rank as u32, 2, device), "the rank in its part")?;
         pair.write(rank, pair.ranks[rank].send, &[1.0 + rank as f32; COUNT as usize])?;
         // Rank 0 of the part is rank 1 of the pair.
@@ -191,28 +191,27 @@ fn a_communicator_is_split(fixture: &Fixture) -> CaseResult {
             .push(Collective { communicator, ..pair.part(rank, CollectiveOperation::Broadcast { root: 0 }) });
     }
     equal(group.len(), 2, "ranks of the part")?;
-    driver.collectives_async(&group)?;
+    fixture.collectives_async(&group)?;
     for rank in 0..2 {
         equal(pair.read(rank, COUNT)?, vec![2.0; COUNT as usize], "what rank 0 of the part gave")?;
     }
     let own = pair.ranks[0].communicator;
-    refused_argument(driver.communicator_split(own, &[0, 2]), "a part with a rank that there is not")?;
-    refused_argument(driver.communicator_split(own, &[0, 0]), "a part with a rank twice")?;
-    refused_argument(driver.communicator_split(own, &[1]), "a part of others")?;
+    refused_argument(fixture.communicator_split(own, &[0, 2]), "a part with a rank that there is not")?;
+    refused_argument(fixture.communicator_split(own, &[0, 0]), "a part with a rank twice")?;
+    refused_argument(fixture.communicator_split(own, &[1]), "a part of others")?;
     for handle in turned.into_iter().chain(alone).flatten() {
-        driver.communicator_destroy(handle)?;
+        fixture.communicator_destroy(handle)?;
     }
     Ok(())
 }
 
 fn collectives_use_registered_memory(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let pair = Pair::new(fixture)?;
     let bytes = 1 << 20;
     let memory: Result<Vec<DevicePointer>, _> = pair
         .ranks
         .iter()
-        .map(|rank| driver.memory_allocate_collective(driver.stream_device(rank.stream)?, bytes))
+        .map(|rank| fixture.memory_allocate_collective(fixture.stream_device(rank.stream)?, bytes))
         .collect();
     let memory = match memory {
         Err(error) if error.is_not_supported() => return Err(Stop::Skipped(error.to_string())),
@@ -222,17 +221,17 @@ fn collectives_use_registered_memory(fixture: &Fixture) -> CaseResult {
     for (rank, &pointer) in memory.iter().enumerate() {
         let communicator = pair.ranks[rank].communicator;
         let registration = Registration { communicator, pointer, bytes, symmetric: false, label };
-        driver.memory_register(&registration)?;
+        fixture.memory_register(&registration)?;
         let overlapping = Registration { pointer: pointer.offset(256), bytes: 256, ..registration };
-        refused_argument(driver.memory_register(&overlapping), "memory that is registered already")?;
-        refused_argument(driver.memory_register(&Registration { bytes: 0, ..registration }), "no memory")?;
+        refused_argument(fixture.memory_register(&overlapping), "memory that is registered already")?;
+        refused_argument(fixture.memory_register(&Registration { bytes: 0, ..registration }), "no memory")?;
     }
     adds_up_in(&pair, &memory, "a sum in registered memory")?;
     for (rank, &pointer) in memory.iter().enumerate() {
         let communicator = pair.ranks[rank].communicator;
-        driver.memory_deregister(communicator, pointer)?;
-        refused_argument(driver.memory_deregister(communicator, pointer), "what is not registered")?;
-        driver.memory_free(pointer)?;
+        fixture.memory_deregister(communicator, pointer)?;
+        refused_argument(fixture.memory_deregister(communicator, pointer), "what is not registered")?;
+        fixture.memory_free(pointer)?;
     }
     Ok(())
 }
@@ -254,15 +253,14 @@ fn adds_up_in(pair: &Pair<'_>, memory: &[DevicePointer], what: &str) -> CaseResu
 }
 
 fn collectives_use_symmetric_memory(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let pair = Pair::new(fixture)?;
     let (bytes, label) = (2 << 20, Label::here("a registration of the conformance suite"));
     let register = |rank: usize| {
         let Rank { communicator, stream, .. } = pair.ranks[rank];
-        let pointer = driver.memory_allocate_collective(driver.stream_device(stream)?, bytes)?;
+        let pointer = fixture.memory_allocate_collective(fixture.stream_device(stream)?, bytes)?;
         let registration = Registration { communicator, pointer, bytes, symmetric: true, label };
-        let registered = driver.memory_register(&registration);
-        registered.map(|()| pointer).inspect_err(|_| drop(driver.memory_free(pointer)))
+        let registered = fixture.memory_register(&registration);
+        registered.map(|()| pointer).inspect_err(|_| drop(fixture.memory_free(pointer)))
     };
     // Each on a thread of its own: a GPU blocks until both have called.
     let answers = std::thread::scope(|scope| {
@@ -278,18 +276,17 @@ fn collectives_use_symmetric_memory(fixture: &Fixture) -> CaseResult {
     }
     adds_up_in(&pair, &memory, "a sum in symmetric memory")?;
     for (rank, &pointer) in memory.iter().enumerate() {
-        driver.memory_deregister(pair.ranks[rank].communicator, pointer)?;
-        driver.memory_free(pointer)?;
+        fixture.memory_deregister(pair.ranks[rank].communicator, pointer)?;
+        fixture.memory_free(pointer)?;
     }
     Ok(())
 }
 
 fn an_aborted_rank_is_refused(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let pair = Pair::new(fixture)?;
     for handle in joined(&pair)? {
-        driver.communicator_abort(handle)?;
-        check_refused(driver.communicator_info(handle), &[Code::InvalidHandle], "an aborted rank")?;
+        fixture.communicator_abort(handle)?;
+        check_refused(fixture.communicator_info(handle), &[Code::InvalidHandle], "an aborted rank")?;
     }
     // The devices are still usable.
     pair.write(0, pair.ranks[0].receive, &[4.0])?;

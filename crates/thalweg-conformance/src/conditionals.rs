@@ -307,15 +307,14 @@ fn bodies_have_copies_and_fills(fixture: &Fixture) -> CaseResult {
 /// A loop of `n` rounds that contains an if, which runs in all rounds but the last.
 fn bodies_have_conditional_nodes(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::While)?;
-    let driver = fixture.driver();
     let streams = [fixture.stream()?, fixture.stream()?, fixture.stream()?];
     let [outer, middle, inner] = &streams;
     let (count, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let set = |stream: &Stream<'_>, condition| {
-        driver.condition_set_async(stream.handle, condition, count.pointer, ConditionFormat::U32, label())
+        fixture.condition_set_async(stream.handle, condition, count.pointer, ConditionFormat::U32, label())
     };
     let graph = fixture.capture(outer, CaptureMode::Global, || {
-        let condition = driver.condition_create(outer.handle, 0)?;
+        let condition = fixture.condition_create(outer.handle, 0)?;
         set(outer, condition)?;
         node(
             fixture,
@@ -325,7 +324,7 @@ fn bodies_have_conditional_nodes(fixture: &Fixture) -> CaseResult {
             &[&|stream| {
                 fixture.add(stream, &buffer, 100)?;
                 fixture.add(stream, &count, u32::MAX)?;
-                let within = driver.condition_create(stream.handle, 0)?;
+                let within = fixture.condition_create(stream.handle, 0)?;
                 set(stream, within)?;
                 node(
                     fixture,
@@ -348,18 +347,17 @@ fn empty_if<'f>(
     stream: &Stream<'_>,
     source: &Buffer<'_>,
 ) -> CaseResult<(Graph<'f>, GraphHandle)> {
-    let driver = fixture.driver();
     let mut bodies = Vec::new();
     let graph = fixture.capture(stream, CaptureMode::Global, || {
-        let condition = driver.condition_create(stream.handle, 0)?;
-        driver.condition_set_async(
+        let condition = fixture.condition_create(stream.handle, 0)?;
+        fixture.condition_set_async(
             stream.handle,
             condition,
             source.pointer,
             ConditionFormat::U32,
             label(),
         )?;
-        bodies = driver.conditional_node_add(stream.handle, condition, Conditional::If, label())?;
+        bodies = fixture.conditional_node_add(stream.handle, condition, Conditional::If, label())?;
         Ok(())
     })?;
     Ok((graph, bodies[0]))

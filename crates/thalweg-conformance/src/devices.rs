@@ -18,10 +18,9 @@ group! {
 }
 
 fn properties_are_sane(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
-    holds(driver.device_count() > fixture.device, "the count of devices covers the device under test")?;
-    holds(!driver.name().is_empty(), "the driver has a name")?;
-    let properties = driver.device_properties(fixture.device)?;
+    holds(fixture.device_count() > fixture.device, "the count of devices covers the device under test")?;
+    holds(!fixture.name().is_empty(), "the driver has a name")?;
+    let properties = fixture.device_properties(fixture.device)?;
     holds(!properties.name.is_empty(), "the device has a name")?;
     holds(properties.compute_capability.major >= 1, "the compute capability starts at 1.0")?;
     holds(properties.total_memory_bytes > 0, "the device has memory")?;
@@ -34,68 +33,65 @@ fn properties_are_sane(fixture: &Fixture) -> CaseResult {
         let granularity = properties.virtual_memory_granularity_bytes;
         holds(granularity.is_power_of_two() && granularity >= 4096, "the granularity is a size of a page")?;
     }
-    equal(driver.device_properties(fixture.device)?, properties, "the properties, asked for twice")
+    equal(fixture.device_properties(fixture.device)?, properties, "the properties, asked for twice")
 }
 
 fn an_unknown_device_is_refused(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let here = fixture.device;
-    for unknown in [driver.device_count(), u32::MAX] {
+    for unknown in [fixture.device_count(), u32::MAX] {
         let no = &[Code::InvalidDevice];
-        check_refused(driver.device_properties(unknown), no, "device_properties")?;
-        check_refused(driver.context_is_active(unknown), no, "context_is_active")?;
-        check_refused(driver.context_initialize(unknown), no, "context_initialize")?;
-        check_refused(driver.device_synchronize(unknown), no, "device_synchronize")?;
-        check_refused(driver.memory_info(unknown), no, "memory_info")?;
-        check_refused(driver.can_access_peer(unknown, here), no, "can_access_peer")?;
-        check_refused(driver.can_access_peer(here, unknown), no, "can_access_peer")?;
-        check_refused(driver.enable_peer_access(here, unknown), no, "enable_peer_access")?;
-        check_refused(driver.disable_peer_access(unknown, here), no, "disable_peer_access")?;
-        check_refused(driver.default_stream(unknown), no, "default_stream")?;
-        check_refused(driver.stream_create(unknown, 0), no, "stream_create")?;
-        check_refused(driver.event_create(unknown, EventFlags::default()), no, "event_create")?;
-        check_refused(driver.memory_allocate(unknown, 256), no, "memory_allocate")?;
-        check_refused(driver.module_load(unknown, Image::Ptx(super::PTX)), no, "module_load")?;
-        let properties = driver.device_properties(here)?;
+        check_refused(fixture.device_properties(unknown), no, "device_properties")?;
+        check_refused(fixture.context_is_active(unknown), no, "context_is_active")?;
+        check_refused(fixture.context_initialize(unknown), no, "context_initialize")?;
+        check_refused(fixture.device_synchronize(unknown), no, "device_synchronize")?;
+        check_refused(fixture.memory_info(unknown), no, "memory_info")?;
+        check_refused(fixture.can_access_peer(unknown, here), no, "can_access_peer")?;
+        check_refused(fixture.can_access_peer(here, unknown), no, "can_access_peer")?;
+        check_refused(fixture.enable_peer_access(here, unknown), no, "enable_peer_access")?;
+        check_refused(fixture.disable_peer_access(unknown, here), no, "disable_peer_access")?;
+        check_refused(fixture.default_stream(unknown), no, "default_stream")?;
+        check_refused(fixture.stream_create(unknown, 0), no, "stream_create")?;
+        check_refused(fixture.event_create(unknown, EventFlags::default()), no, "event_create")?;
+        check_refused(fixture.memory_allocate(unknown, 256), no, "memory_allocate")?;
+        check_refused(fixture.module_load(unknown, Image::Ptx(super::PTX)), no, "module_load")?;
+        let properties = fixture.device_properties(here)?;
         if properties.virtual_memory {
             let bytes = properties.virtual_memory_granularity_bytes;
-            check_refused(driver.address_reserve(unknown, bytes), no, "address_reserve")?;
+            check_refused(fixture.address_reserve(unknown, bytes), no, "address_reserve")?;
             check_refused(
-                driver.physical_create(unknown, bytes, PhysicalFlags::default()),
+                fixture.physical_create(unknown, bytes, PhysicalFlags::default()),
                 no,
                 "physical_create",
             )?;
-            let range = driver.address_reserve(here, bytes)?;
-            let access = driver.memory_set_access(range, bytes, unknown, MemoryAccess::ReadWrite);
+            let range = fixture.address_reserve(here, bytes)?;
+            let access = fixture.memory_set_access(range, bytes, unknown, MemoryAccess::ReadWrite);
             check_refused(access, &[Code::InvalidDevice, Code::InvalidValue], "memory_set_access")?;
-            driver.address_free(range, bytes)?;
+            fixture.address_free(range, bytes)?;
         }
         if properties.memory_pools {
-            check_refused(driver.pool_create(unknown), no, "pool_create")?;
+            check_refused(fixture.pool_create(unknown), no, "pool_create")?;
         }
         let stream = fixture.stream()?;
         let graph = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
-        check_refused(driver.graph_instantiate(graph.handle, unknown), no, "graph_instantiate")?;
+        check_refused(fixture.graph_instantiate(graph.handle, unknown), no, "graph_instantiate")?;
     }
     Ok(())
 }
 
 fn a_context_starts_once(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
-    driver.context_initialize(fixture.device)?;
-    driver.context_initialize(fixture.device)?;
-    equal(driver.context_is_active(fixture.device)?, true, "the context is active once it is initialised")
+    fixture.context_initialize(fixture.device)?;
+    fixture.context_initialize(fixture.device)?;
+    equal(fixture.context_is_active(fixture.device)?, true, "the context is active once it is initialised")
 }
 
 fn free_memory_follows_allocation(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
-    let before = driver.memory_info(fixture.device)?;
+    let before = fixture.memory_info(fixture.device)?;
     holds(before.free_bytes <= before.total_bytes, "no more memory is free than there is")?;
     let bytes = (before.free_bytes / 4).clamp(1, 256 << 20);
-    let pointer = driver.memory_allocate(fixture.device, bytes)?;
-    let during = driver.memory_info(fixture.device)?;
-    driver.memory_free(pointer)?;
-    let after = driver.memory_info(fixture.device)?;
+    let pointer = fixture.memory_allocate(fixture.device, bytes)?;
+    let during = fixture.memory_info(fixture.device)?;
+    fixture.memory_free(pointer)?;
+    let after = fixture.memory_info(fixture.device)?;
     equal(during.total_bytes, before.total_bytes, "the total does not change")?;
     holds(during.free_bytes < before.free_bytes, "an allocation takes from the free memory")?;
     holds(after.free_bytes > during.free_bytes, "a free gives it back")
@@ -117,15 +113,14 @@ fn peer(fixture: &Fixture) -> CaseResult<Option<u32>> {
 }
 
 fn peer_access_is_switched_on_and_off(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let Some(other) = peer(fixture)? else {
         return skip("no other device that this one could reach");
     };
-    driver.enable_peer_access(fixture.device, other)?;
-    let twice = driver.enable_peer_access(fixture.device, other);
+    fixture.enable_peer_access(fixture.device, other)?;
+    let twice = fixture.enable_peer_access(fixture.device, other);
     check_refused(twice, &[Code::PeerAccessAlreadyEnabled], "enabling peer access twice")?;
-    driver.disable_peer_access(fixture.device, other)?;
-    let twice = driver.disable_peer_access(fixture.device, other);
+    fixture.disable_peer_access(fixture.device, other)?;
+    let twice = fixture.disable_peer_access(fixture.device, other);
     check_refused(twice, &[Code::PeerAccessNotEnabled], "disabling peer access twice")
 }
 
@@ -137,10 +132,9 @@ fn events_stay_on_their_device(fixture: &Fixture) -> CaseResult {
     let Some(other) = other_device(fixture) else {
         return skip("only one device");
     };
-    let driver = fixture.driver();
     let event = fixture.event()?;
     let elsewhere = fixture.stream_of(other)?;
-    let result = driver.event_record(event.handle, elsewhere.handle);
+    let result = fixture.event_record(event.handle, elsewhere.handle);
     check_refused(result, &[Code::InvalidHandle], "recording an event on a stream of another device")
 }
 
@@ -148,21 +142,20 @@ fn a_wait_may_cross_devices(fixture: &Fixture) -> CaseResult {
     let Some(other) = other_device(fixture) else {
         return skip("only one device");
     };
-    let driver = fixture.driver();
     let (event, stream) = (fixture.event()?, fixture.stream()?);
     let buffer = fixture.iota(4, 0)?;
     let elsewhere = fixture.stream_of(other)?;
     let gate = fixture.gate(stream.handle)?;
     fixture.add(&stream, &buffer, 5)?;
-    driver.event_record(event.handle, stream.handle)?;
-    driver.stream_wait_event(elsewhere.handle, event.handle)?;
+    fixture.event_record(event.handle, stream.handle)?;
+    fixture.stream_wait_event(elsewhere.handle, event.handle)?;
     equal(
-        driver.stream_query(elsewhere.handle)?,
+        fixture.stream_query(elsewhere.handle)?,
         false,
         "the other device's stream while the event is pending",
     )?;
     gate.open();
-    driver.stream_synchronize(elsewhere.handle)?;
-    equal(driver.event_query(event.handle)?, true, "the event once a stream that waits for it is done")?;
+    fixture.stream_synchronize(elsewhere.handle)?;
+    equal(fixture.event_query(event.handle)?, true, "the event once a stream that waits for it is done")?;
     equal(buffer.words()?, vec![5, 6, 7, 8], "what the first device wrote")
 }

@@ -78,7 +78,6 @@ fn a_lost_device_stays_lost_for_every_call(fixture: &Fixture) -> CaseResult {
 }
 
 fn other_devices_go_on(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let Some(other) = (0..driver.device_count()).find(|&device| device != fixture.device) else {
         return skip("only one device");
     };
@@ -93,14 +92,13 @@ fn other_devices_go_on(fixture: &Fixture) -> CaseResult {
 
 /// Runs a host function that fails, and checks that the error names the failure and the kernel.
 fn goes_wrong(fixture: &Fixture, kernel: Arc<dyn HostKernel>, words: &str) -> CaseResult {
-    let driver = fixture.driver();
-    if driver.device_properties(fixture.device)?.image_kind != ImageKind::Host {
+    if fixture.device_properties(fixture.device)?.image_kind != ImageKind::Host {
         return skip("the device runs no host functions");
     }
     let stream = fixture.stream()?;
-    let module = driver.module_load(fixture.device, Image::Host(&HostModule::single("wrong", kernel)))?;
+    let module = fixture.module_load(fixture.device, Image::Host(&HostModule::single("wrong", kernel)))?;
     let launch = Launch {
-        function: driver.function_get(module, "wrong")?,
+        function: fixture.function_get(module, "wrong")?,
         grid: [1; 3],
         block: [1; 3],
         shared_memory_bytes: 0,
@@ -109,8 +107,8 @@ fn goes_wrong(fixture: &Fixture, kernel: Arc<dyn HostKernel>, words: &str) -> Ca
         accesses: &[],
         label: Label::here("the culprit"),
     };
-    driver.launch(stream.handle, &launch)?;
-    let Err(error) = driver.stream_synchronize(stream.handle) else {
+    fixture.driver.launch(stream.handle, &launch)?;
+    let Err(error) = fixture.stream_synchronize(stream.handle) else {
         return fail("a host function that goes wrong: expected an error at the synchronisation, saw none");
     };
     is_lost(&error)?;

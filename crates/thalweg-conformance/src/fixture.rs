@@ -4,6 +4,7 @@
 //! one, and a case that tests the release calls the driver itself.
 
 use std::fmt::Debug;
+use std::ops::Deref;
 use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -214,6 +215,15 @@ impl Fixture {
         self.set(&stream, &buffer, 7)?;
         self.add(&stream, &buffer, 1)?;
         equal(self.words_on(stream.handle, buffer.pointer, 3)?, vec![8; 3], "a round trip after the case")
+    }
+}
+
+/// Calls of the driver under test.
+impl Deref for Fixture {
+    type Target = dyn Driver;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.driver
     }
 }
 

@@ -137,21 +137,20 @@ fn an_update_replaces_kernels(fixture: &Fixture) -> CaseResult {
 
 /// Returns a graph of a kernel, two branches after it, and a kernel after both.
 fn diamond<'f>(fixture: &'f Fixture, buffers: [&Buffer<'f>; 3], value: u32) -> CaseResult<Graph<'f>> {
-    let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
     let [first, left, right] = buffers;
     fixture.capture(&one, CaptureMode::Global, || {
         fixture.set(&one, first, value)?;
-        driver.event_record(fork.handle, one.handle)?;
-        driver.stream_wait_event(two.handle, fork.handle)?;
+        fixture.event_record(fork.handle, one.handle)?;
+        fixture.stream_wait_event(two.handle, fork.handle)?;
         let copy = |target: &Buffer<'_>, more| {
             KernelArguments::new(target.pointer, 8, more).with_source(first.pointer).with_delay_us(50)
         };
         fixture.launch(&one, Kernel::Copy, copy(left, 1))?;
         fixture.launch(&two, Kernel::Copy, copy(right, 2))?;
-        driver.event_record(join.handle, two.handle)?;
-        driver.stream_wait_event(one.handle, join.handle)?;
+        fixture.event_record(join.handle, two.handle)?;
+        fixture.stream_wait_event(one.handle, join.handle)?;
         Ok(fixture.launch(
             &one,
             Kernel::Copy,
@@ -201,13 +200,12 @@ fn an_update_leaves_queued_launches_alone(fixture: &Fixture) -> CaseResult {
 }
 
 fn copies_and_fills_move(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let buffers: Vec<_> = (0..4).map(|_| fixture.iota(8, 0)).collect::<Result<_, _>>()?;
     let graph = |target: &Buffer<'_>, copy: &Buffer<'_>, value| {
         captured(fixture, |stream| {
             let label = Label::here("a captured fill");
             let pattern = FillPattern::U32(value);
-            driver.fill_async(stream.handle, &Fill { target: target.pointer, pattern, count: 8, label })?;
+            fixture.fill_async(stream.handle, &Fill { target: target.pointer, pattern, count: 8, label })?;
             Ok(fixture.copy(stream, copy.end(), target.end(), 32)?)
         })
     };
@@ -216,7 +214,7 @@ fn copies_and_fills_move(fixture: &Fixture) -> CaseResult {
     launch(fixture, exec)?;
     updated(fixture, exec, &graph(&buffers[2], &buffers[3], 6)?)?;
     launch(fixture, exec)?;
-    driver.graph_exec_destroy(exec)?;
+    fixture.graph_exec_destroy(exec)?;
     let seen = buffers.iter().map(|buffer| Ok(buffer.words()?[7])).collect::<CaseResult<Vec<_>>>()?;
     equal(seen, vec![5, 5, 6, 6], "what two fills and two copies left")
 }

@@ -53,34 +53,32 @@ fn launches_are_ordered_with_the_stream(fixture: &Fixture) -> CaseResult {
 }
 
 fn launches_of_one_executable_follow_each_other(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let streams = [fixture.stream()?, fixture.stream()?, fixture.stream()?];
     let buffer = fixture.iota(64, 0)?;
     let graph = adding(fixture, KernelArguments::new(buffer.pointer, 64, 1).with_delay_us(50))?;
-    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    let exec = fixture.graph_instantiate(graph.handle, fixture.device)?;
     // Nothing else orders the three streams: an addition that is not atomic would be lost if two launches overlapped.
     for _ in 0..20 {
         for stream in &streams {
-            driver.graph_launch(exec, stream.handle)?;
+            fixture.graph_launch(exec, stream.handle)?;
         }
     }
-    driver.device_synchronize(fixture.device)?;
-    driver.graph_exec_destroy(exec)?;
+    fixture.device_synchronize(fixture.device)?;
+    fixture.graph_exec_destroy(exec)?;
     equal(buffer.words()?, (60..124).collect(), "sixty launches of one executable on three streams")
 }
 
 fn launches_are_ordered_by_events(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (one, two, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
     let buffer = fixture.iota(16, 0)?;
     let graph = adding(fixture, KernelArguments::new(buffer.pointer, 16, 1))?;
-    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    let exec = fixture.graph_instantiate(graph.handle, fixture.device)?;
     fixture.launch(&one, Kernel::Iota, KernelArguments::new(buffer.pointer, 16, 100).with_delay_us(1000))?;
-    driver.event_record(event.handle, one.handle)?;
-    driver.stream_wait_event(two.handle, event.handle)?;
-    driver.graph_launch(exec, two.handle)?;
+    fixture.event_record(event.handle, one.handle)?;
+    fixture.stream_wait_event(two.handle, event.handle)?;
+    fixture.graph_launch(exec, two.handle)?;
     let seen = fixture.words_on(two.handle, buffer.pointer, 16)?;
-    driver.graph_exec_destroy(exec)?;
+    fixture.graph_exec_destroy(exec)?;
     equal(seen, (101..117).collect(), "a launch on a stream that waits for another")
 }
 
@@ -126,24 +124,23 @@ fn a_graph_is_instantiated_twice(fixture: &Fixture) -> CaseResult {
 }
 
 fn branches_run_all(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let origin = fixture.stream()?;
     let forks: Vec<_> = (0..5).map(|_| fixture.stream()).collect::<Result<_, _>>()?;
     let buffers: Vec<_> = (0..5).map(|_| fixture.iota(16, 0)).collect::<Result<_, _>>()?;
     let fork = fixture.event()?;
     let graph = fixture.capture(&origin, CaptureMode::Global, || {
-        driver.event_record(fork.handle, origin.handle)?;
+        fixture.event_record(fork.handle, origin.handle)?;
         for (stream, buffer) in forks.iter().zip(&buffers) {
-            driver.stream_wait_event(stream.handle, fork.handle)?;
+            fixture.stream_wait_event(stream.handle, fork.handle)?;
             fixture.add(stream, buffer, 1)?;
             fixture.add(stream, buffer, 2)?;
             let join = fixture.event()?;
-            driver.event_record(join.handle, stream.handle)?;
-            driver.stream_wait_event(origin.handle, join.handle)?;
+            fixture.event_record(join.handle, stream.handle)?;
+            fixture.stream_wait_event(origin.handle, join.handle)?;
         }
         Ok(())
     })?;
-    equal(driver.graph_describe(graph.handle)?.edges.len(), 5, "the edges of five branches of two nodes")?;
+    equal(fixture.graph_describe(graph.handle)?.edges.len(), 5, "the edges of five branches of two nodes")?;
     graph.replay(&origin, 4)?;
     for buffer in &buffers {
         equal(buffer.words()?, (12..28).collect(), "a buffer of one of five branches after four launches")?;
@@ -169,49 +166,46 @@ fn a_graph_keeps_its_arguments(fixture: &Fixture) -> CaseResult {
 }
 
 fn an_event_after_a_launch_waits_for_it(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (stream, event) = (fixture.stream()?, fixture.event()?);
     let buffer = fixture.iota(4, 0)?;
     let graph = adding(fixture, KernelArguments::new(buffer.pointer, 4, 7).with_delay_us(3000))?;
-    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
-    driver.graph_launch(exec, stream.handle)?;
-    driver.event_record(event.handle, stream.handle)?;
-    driver.event_synchronize(event.handle)?;
+    let exec = fixture.graph_instantiate(graph.handle, fixture.device)?;
+    fixture.graph_launch(exec, stream.handle)?;
+    fixture.event_record(event.handle, stream.handle)?;
+    fixture.event_synchronize(event.handle)?;
     equal(buffer.words()?, (7..11).collect(), "memory once per event behind a launch is complete")?;
-    driver.graph_exec_destroy(exec)?;
+    fixture.graph_exec_destroy(exec)?;
     Ok(())
 }
 
 fn the_default_stream_launches_graphs(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
-    let default = driver.default_stream(fixture.device)?;
+    let default = fixture.default_stream(fixture.device)?;
     let buffer = fixture.iota(4, 0)?;
     let graph = adding(fixture, KernelArguments::new(buffer.pointer, 4, 1))?;
-    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
-    driver.graph_launch(exec, default)?;
-    driver.stream_synchronize(default)?;
-    driver.graph_exec_destroy(exec)?;
+    let exec = fixture.graph_instantiate(graph.handle, fixture.device)?;
+    fixture.graph_launch(exec, default)?;
+    fixture.stream_synchronize(default)?;
+    fixture.graph_exec_destroy(exec)?;
     equal(buffer.words()?, (1..5).collect(), "a launch on the default stream")
 }
 
 fn a_launch_waits_for_work_outside(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (inside, outside, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
     let buffer = fixture.iota(16, 0)?;
     let graph = fixture.capture(&inside, CaptureMode::Global, || {
-        driver.stream_wait_event_external(inside.handle, event.handle)?;
+        fixture.stream_wait_event_external(inside.handle, event.handle)?;
         Ok(fixture.add(&inside, &buffer, 1)?)
     })?;
-    let kinds: Vec<_> = driver.graph_describe(graph.handle)?.nodes.iter().map(|node| node.kind).collect();
+    let kinds: Vec<_> = fixture.graph_describe(graph.handle)?.nodes.iter().map(|node| node.kind).collect();
     holds(kinds.contains(&GraphNodeKind::WaitEvent) && kinds.len() == 2, "a wait becomes a node")?;
-    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    let exec = fixture.graph_instantiate(graph.handle, fixture.device)?;
     for round in 1..4 {
         let gate = fixture.gate(outside.handle)?;
         fixture.set(&outside, &buffer, round * 10)?;
-        driver.event_record(event.handle, outside.handle)?;
-        driver.graph_launch(exec, inside.handle)?;
+        fixture.event_record(event.handle, outside.handle)?;
+        fixture.graph_launch(exec, inside.handle)?;
         equal(
-            driver.stream_query(inside.handle)?,
+            fixture.stream_query(inside.handle)?,
             false,
             "a launch that waits for a stream that is held up",
         )?;
@@ -219,7 +213,7 @@ fn a_launch_waits_for_work_outside(fixture: &Fixture) -> CaseResult {
         let seen = fixture.words_on(inside.handle, buffer.pointer, 16)?;
         equal(seen, vec![round * 10 + 1; 16], "memory after a launch that waited for another stream")?;
     }
-    Ok(driver.graph_exec_destroy(exec)?)
+    Ok(fixture.graph_exec_destroy(exec)?)
 }
 
 fn a_wait_node_without_a_record_holds_nothing_up(fixture: &Fixture) -> CaseResult {
@@ -234,45 +228,43 @@ fn a_wait_node_without_a_record_holds_nothing_up(fixture: &Fixture) -> CaseResul
 }
 
 fn work_outside_waits_for_a_place_in_a_launch(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (inside, outside, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
     let (buffer, seen) = (fixture.iota(16, 0)?, fixture.buffer(16)?);
     let graph = fixture.capture(&inside, CaptureMode::Global, || {
         let slow = KernelArguments::new(buffer.pointer, 16, 1).with_delay_us(200);
         fixture.launch(&inside, Kernel::Add, slow)?;
-        Ok(driver.event_record_external(event.handle, inside.handle)?)
+        Ok(fixture.event_record_external(event.handle, inside.handle)?)
     })?;
-    equal(driver.event_query(event.handle)?, true, "the event, which the capture leaves as it was")?;
-    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    equal(fixture.event_query(event.handle)?, true, "the event, which the capture leaves as it was")?;
+    let exec = fixture.graph_instantiate(graph.handle, fixture.device)?;
     for round in 1..4 {
         let gate = fixture.gate(inside.handle)?;
-        driver.graph_launch(exec, inside.handle)?;
-        equal(driver.event_query(event.handle)?, false, "the event of a launch that is held up")?;
-        driver.stream_wait_event(outside.handle, event.handle)?;
+        fixture.graph_launch(exec, inside.handle)?;
+        equal(fixture.event_query(event.handle)?, false, "the event of a launch that is held up")?;
+        fixture.stream_wait_event(outside.handle, event.handle)?;
         fixture.copy(&outside, seen.end(), buffer.end(), 64)?;
         gate.open();
-        driver.stream_synchronize(outside.handle)?;
+        fixture.stream_synchronize(outside.handle)?;
         equal(seen.words()?, (round..round + 16).collect(), "what waited for a place in the graph")?;
     }
-    driver.stream_synchronize(inside.handle)?;
-    Ok(driver.graph_exec_destroy(exec)?)
+    fixture.stream_synchronize(inside.handle)?;
+    Ok(fixture.graph_exec_destroy(exec)?)
 }
 
 fn a_wait_node_sees_the_record_of_an_earlier_node(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (event, fork, join) = (fixture.event()?, fixture.event()?, fixture.event()?);
     let buffer = fixture.iota(16, 0)?;
     let graph = fixture.capture(&one, CaptureMode::Global, || {
-        driver.event_record(fork.handle, one.handle)?;
-        driver.stream_wait_event(two.handle, fork.handle)?;
+        fixture.event_record(fork.handle, one.handle)?;
+        fixture.stream_wait_event(two.handle, fork.handle)?;
         let slow = KernelArguments::new(buffer.pointer, 16, 1).with_delay_us(200);
         fixture.launch(&one, Kernel::Add, slow)?;
-        driver.event_record_external(event.handle, one.handle)?;
-        driver.stream_wait_event_external(two.handle, event.handle)?;
+        fixture.event_record_external(event.handle, one.handle)?;
+        fixture.stream_wait_event_external(two.handle, event.handle)?;
         fixture.launch(&two, Kernel::Add, slow)?;
-        driver.event_record(join.handle, two.handle)?;
-        Ok(driver.stream_wait_event(one.handle, join.handle)?)
+        fixture.event_record(join.handle, two.handle)?;
+        Ok(fixture.stream_wait_event(one.handle, join.handle)?)
     })?;
     graph.replay(&one, 4)?;
     equal(buffer.words()?, (8..24).collect(), "two additions per launch that an event of their own orders")

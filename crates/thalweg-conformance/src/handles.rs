@@ -65,15 +65,14 @@ fn unknown_streams_are_refused(fixture: &Fixture) -> CaseResult {
 }
 
 fn refuses_event(fixture: &Fixture, event: EventHandle) -> CaseResult {
-    let driver = fixture.driver();
     let (stream, other) = (fixture.stream()?, fixture.event()?);
-    check_refused(driver.event_record(event, stream.handle), NO, "event_record")?;
-    check_refused(driver.event_query(event), NO, "event_query")?;
-    check_refused(driver.event_synchronize(event), NO, "event_synchronize")?;
-    check_refused(driver.event_elapsed_ms(event, other.handle), NO, "event_elapsed_ms")?;
-    check_refused(driver.event_elapsed_ms(other.handle, event), NO, "event_elapsed_ms")?;
-    check_refused(driver.stream_wait_event(stream.handle, event), NO, "stream_wait_event")?;
-    check_refused(driver.event_destroy(event), NO, "event_destroy")
+    check_refused(fixture.event_record(event, stream.handle), NO, "event_record")?;
+    check_refused(fixture.event_query(event), NO, "event_query")?;
+    check_refused(fixture.event_synchronize(event), NO, "event_synchronize")?;
+    check_refused(fixture.event_elapsed_ms(event, other.handle), NO, "event_elapsed_ms")?;
+    check_refused(fixture.event_elapsed_ms(other.handle, event), NO, "event_elapsed_ms")?;
+    check_refused(fixture.stream_wait_event(stream.handle, event), NO, "stream_wait_event")?;
+    check_refused(fixture.event_destroy(event), NO, "event_destroy")
 }
 
 fn unknown_events_are_refused(fixture: &Fixture) -> CaseResult {
@@ -81,7 +80,6 @@ fn unknown_events_are_refused(fixture: &Fixture) -> CaseResult {
 }
 
 fn refuses_function(fixture: &Fixture, function: FunctionHandle) -> CaseResult {
-    let driver = fixture.driver();
     let stream = fixture.stream()?;
     let launch = thalweg_driver::Launch {
         function,
@@ -93,8 +91,8 @@ fn refuses_function(fixture: &Fixture, function: FunctionHandle) -> CaseResult {
         accesses: &[],
         label: Label::here("a kernel that is not there"),
     };
-    check_refused(driver.function_attributes(function), NO, "function_attributes")?;
-    check_refused(driver.launch(stream.handle, &launch), NO, "launch")
+    check_refused(fixture.function_attributes(function), NO, "function_attributes")?;
+    check_refused(fixture.driver.launch(stream.handle, &launch), NO, "launch")
 }
 
 fn unknown_code_is_refused(fixture: &Fixture) -> CaseResult {
@@ -108,15 +106,14 @@ fn unknown_code_is_refused(fixture: &Fixture) -> CaseResult {
 }
 
 fn refuses_graph(fixture: &Fixture, graph: GraphHandle) -> CaseResult {
-    let driver = fixture.driver();
-    check_refused(driver.graph_describe(graph), NO, "graph_describe")?;
-    check_refused(driver.graph_instantiate(graph, fixture.device), NO, "graph_instantiate")?;
+    check_refused(fixture.graph_describe(graph), NO, "graph_describe")?;
+    check_refused(fixture.graph_instantiate(graph, fixture.device), NO, "graph_instantiate")?;
     let stream = fixture.stream()?;
     let other = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
-    let exec = driver.graph_instantiate(other.handle, fixture.device)?;
-    check_refused(driver.graph_exec_update(exec, graph), NO, "graph_exec_update from a graph")?;
-    driver.graph_exec_destroy(exec)?;
-    check_refused(driver.graph_destroy(graph), NO, "graph_destroy")
+    let exec = fixture.graph_instantiate(other.handle, fixture.device)?;
+    check_refused(fixture.graph_exec_update(exec, graph), NO, "graph_exec_update from a graph")?;
+    fixture.graph_exec_destroy(exec)?;
+    check_refused(fixture.graph_destroy(graph), NO, "graph_destroy")
 }
 
 fn refuses_exec(fixture: &Fixture, exec: GraphExecHandle) -> CaseResult {
@@ -147,75 +144,74 @@ fn unknown_graphs_are_refused(fixture: &Fixture) -> CaseResult {
 }
 
 fn destroyed_streams_and_events_are_refused(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
-    let stream = driver.stream_create(fixture.device, 0)?;
-    driver.stream_destroy(stream)?;
+    let stream = fixture.stream_create(fixture.device, 0)?;
+    fixture.stream_destroy(stream)?;
     refuses_stream(fixture, stream)?;
     // A handle created afterwards must not make the old one valid again.
     let successor = fixture.stream()?;
     check_refused(
-        driver.stream_query(stream),
+        fixture.stream_query(stream),
         NO,
         "a destroyed stream's handle after another stream was made",
     )?;
-    driver.stream_synchronize(successor.handle)?;
-    let event = driver.event_create(fixture.device, thalweg_driver::EventFlags::default())?;
-    driver.event_destroy(event)?;
+    fixture.stream_synchronize(successor.handle)?;
+    let event = fixture.event_create(fixture.device, thalweg_driver::EventFlags::default())?;
+    fixture.event_destroy(event)?;
     let successor = fixture.event()?;
     refuses_event(fixture, event)?;
-    driver.event_synchronize(successor.handle)?;
+    fixture.event_synchronize(successor.handle)?;
     Ok(())
 }
 
 fn unloaded_code_is_refused(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let host = host_module();
-    let image = match driver.device_properties(fixture.device)?.image_kind {
+    let image = match fixture.device_properties(fixture.device)?.image_kind {
         ImageKind::Cubin(_) => Image::Ptx(PTX),
         ImageKind::Host => Image::Host(&host),
     };
-    let module = driver.module_load(fixture.device, image)?;
-    let function = driver.function_get(module, Kernel::Add.name())?;
-    driver.module_unload(module)?;
-    check_refused(driver.function_get(module, Kernel::Add.name()), NO, "function_get of an unloaded module")?;
-    check_refused(driver.module_unload(module), NO, "module_unload twice")?;
+    let module = fixture.module_load(fixture.device, image)?;
+    let function = fixture.function_get(module, Kernel::Add.name())?;
+    fixture.module_unload(module)?;
+    check_refused(
+        fixture.function_get(module, Kernel::Add.name()),
+        NO,
+        "function_get of an unloaded module",
+    )?;
+    check_refused(fixture.module_unload(module), NO, "module_unload twice")?;
     refuses_function(fixture, function)
 }
 
 fn destroyed_graphs_are_refused(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let stream = fixture.stream()?;
-    driver.stream_begin_capture(stream.handle, CaptureMode::Relaxed)?;
-    let graph = driver.stream_end_capture(stream.handle)?;
-    let exec = driver.graph_instantiate(graph, fixture.device)?;
-    driver.graph_destroy(graph)?;
-    driver.graph_exec_destroy(exec)?;
+    fixture.stream_begin_capture(stream.handle, CaptureMode::Relaxed)?;
+    let graph = fixture.stream_end_capture(stream.handle)?;
+    let exec = fixture.graph_instantiate(graph, fixture.device)?;
+    fixture.graph_destroy(graph)?;
+    fixture.graph_exec_destroy(exec)?;
     refuses_graph(fixture, graph)?;
     refuses_exec(fixture, exec)
 }
 
 /// Checks that every call that takes a device pointer refuses one that names no memory.
 fn refuses_pointer(fixture: &Fixture, wrong: DevicePointer) -> CaseResult {
-    let driver = fixture.driver();
     let (stream, words) = (fixture.stream()?, fixture.buffer(4)?);
     let label = Label::here("a pointer that is not there");
     let wrong_end = Endpoint::Device(wrong);
     let fill = Fill { target: wrong, pattern: FillPattern::U32(1), count: 4, label };
-    refused_argument(driver.memory_free(wrong), "memory_free")?;
+    refused_argument(fixture.memory_free(wrong), "memory_free")?;
     refused_argument(fixture.copy(&stream, wrong_end, words.end(), 16), "copy_async to it")?;
     refused_argument(fixture.copy(&stream, words.end(), wrong_end, 16), "copy_async from it")?;
-    refused_argument(driver.copy_from_host(stream.handle, wrong, &[1; 4], label), "copy_from_host")?;
-    refused_argument(driver.copy_to_host(stream.handle, &mut [0; 4], wrong, label), "copy_to_host")?;
-    refused_argument(driver.fill_async(stream.handle, &fill), "fill_async")
+    refused_argument(fixture.copy_from_host(stream.handle, wrong, &[1; 4], label), "copy_from_host")?;
+    refused_argument(fixture.copy_to_host(stream.handle, &mut [0; 4], wrong, label), "copy_to_host")?;
+    refused_argument(fixture.fill_async(stream.handle, &fill), "fill_async")
 }
 
 fn refuses_host_pointer(fixture: &Fixture, wrong: HostPointer) -> CaseResult {
-    let driver = fixture.driver();
     let (stream, words) = (fixture.stream()?, fixture.buffer(4)?);
     let wrong_end = Endpoint::Pinned(wrong);
-    refused_argument(driver.host_read(wrong, &mut [0; 4]), "host_read")?;
-    refused_argument(driver.host_write(wrong, &[0; 4]), "host_write")?;
-    refused_argument(driver.host_free(wrong), "host_free")?;
+    refused_argument(fixture.host_read(wrong, &mut [0; 4]), "host_read")?;
+    refused_argument(fixture.host_write(wrong, &[0; 4]), "host_write")?;
+    refused_argument(fixture.host_free(wrong), "host_free")?;
     refused_argument(fixture.copy(&stream, wrong_end, words.end(), 16), "copy_async to it")?;
     refused_argument(fixture.copy(&stream, words.end(), wrong_end, 16), "copy_async from it")
 }

@@ -53,10 +53,9 @@ fn shared(share_as: HandleType) -> PhysicalFlags {
 
 /// Reserves a range for a page, maps the memory there, and lets the device access it.
 fn map(fixture: &Fixture, physical: PhysicalHandle, page: u64) -> CaseResult<DevicePointer> {
-    let driver = fixture.driver();
-    let range = driver.address_reserve(fixture.device, page)?;
-    driver.memory_map(range, page, physical, 0)?;
-    driver.memory_set_access(range, page, fixture.device, MemoryAccess::ReadWrite)?;
+    let range = fixture.address_reserve(fixture.device, page)?;
+    fixture.memory_map(range, page, physical, 0)?;
+    fixture.memory_set_access(range, page, fixture.device, MemoryAccess::ReadWrite)?;
     Ok(range)
 }
 
@@ -77,17 +76,16 @@ fn is_one_memory(fixture: &Fixture, one: DevicePointer, other: DevicePointer) ->
 }
 
 fn exported_is_the_same(fixture: &Fixture, share_as: HandleType) -> CaseResult {
-    let driver = fixture.driver();
     let (physical, page) = page_with(fixture, shared(share_as))?;
-    let handle = driver.physical_export(physical)?;
+    let handle = fixture.physical_export(physical)?;
     equal(handle.handle_type(), share_as, "the kind of the exported handle")?;
-    let imported = driver.physical_import(fixture.device, page, &handle)?;
+    let imported = fixture.physical_import(fixture.device, page, &handle)?;
     let (one, other) = (map(fixture, physical, page)?, map(fixture, imported, page)?);
     is_one_memory(fixture, one, other)?;
     unmap(fixture, one, page)?;
     unmap(fixture, other, page)?;
-    driver.physical_release(imported)?;
-    Ok(driver.physical_release(physical)?)
+    fixture.physical_release(imported)?;
+    Ok(fixture.physical_release(physical)?)
 }
 
 fn an_exported_file_is_the_same_memory(fixture: &Fixture) -> CaseResult {
@@ -99,19 +97,18 @@ fn an_exported_fabric_handle_is_the_same_memory(fixture: &Fixture) -> CaseResult
 }
 
 fn imported_memory_outlives_the_exporter(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (physical, page) = page_with(fixture, shared(HandleType::FileDescriptor))?;
     let one = map(fixture, physical, page)?;
-    let imported = driver.physical_import(fixture.device, page, &driver.physical_export(physical)?)?;
+    let imported = fixture.physical_import(fixture.device, page, &fixture.physical_export(physical)?)?;
     let stream = fixture.stream()?;
     fixture.launch(&stream, Kernel::Iota, KernelArguments::new(one, 64, 8))?;
-    driver.stream_synchronize(stream.handle)?;
+    fixture.stream_synchronize(stream.handle)?;
     unmap(fixture, one, page)?;
-    driver.physical_release(physical)?;
+    fixture.physical_release(physical)?;
     let other = map(fixture, imported, page)?;
     let seen = fixture.words_on(stream.handle, other, 64)?;
     unmap(fixture, other, page)?;
-    driver.physical_release(imported)?;
+    fixture.physical_release(imported)?;
     equal(seen, (8..72).collect(), "imported memory after the exporter let go of it")
 }
 
@@ -124,18 +121,17 @@ fn only_what_was_made_to_be_shared_is_exported(fixture: &Fixture) -> CaseResult 
 }
 
 fn what_is_no_memory_is_not_imported(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (physical, page) = page_with(fixture, shared(HandleType::FileDescriptor))?;
-    let handle = driver.physical_export(physical)?;
+    let handle = fixture.physical_export(physical)?;
     refused_argument(
-        driver.physical_import(fixture.device, page + 1, &handle),
+        fixture.physical_import(fixture.device, page + 1, &handle),
         "physical_import of a part of a page",
     )?;
-    refused_argument(driver.physical_import(u32::MAX, page, &handle), "physical_import for no device")?;
-    driver.physical_release(physical)?;
+    refused_argument(fixture.physical_import(u32::MAX, page, &handle), "physical_import for no device")?;
+    fixture.physical_release(physical)?;
     let file = std::fs::File::open("/dev/null").map_err(|error| Stop::Skipped(error.to_string()))?;
     let import =
-        driver.physical_import(fixture.device, page, &ShareableHandle::FileDescriptor(OwnedFd::from(file)));
+        fixture.physical_import(fixture.device, page, &ShareableHandle::FileDescriptor(OwnedFd::from(file)));
     holds(import.is_err(), "physical_import of a file that is not memory is an error")
 }
 
@@ -149,11 +145,10 @@ fn memory_that_network_adapters_reach_is_memory(fixture: &Fixture) -> CaseResult
 }
 
 fn plain_memory_is_opened_elsewhere(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let buffer = fixture.buffer(256)?;
-    let handle = driver.ipc_export(buffer.pointer)?;
-    equal(driver.ipc_export(buffer.pointer)?, handle, "the handle of a second export")?;
-    let opened = match driver.ipc_open(fixture.device, handle) {
+    let handle = fixture.ipc_export(buffer.pointer)?;
+    equal(fixture.ipc_export(buffer.pointer)?, handle, "the handle of a second export")?;
+    let opened = match fixture.ipc_open(fixture.device, handle) {
         Ok(opened) => opened,
         // A GPU opens it only in another process.
         Err(error) if error.code() == Code::InvalidContext => {
@@ -162,26 +157,25 @@ fn plain_memory_is_opened_elsewhere(fixture: &Fixture) -> CaseResult {
         Err(error) => return Err(error.into()),
     };
     is_one_memory(fixture, buffer.pointer, opened)?;
-    let (start, bytes) = driver.address_range(opened)?;
+    let (start, bytes) = fixture.address_range(opened)?;
     let ahead = opened.address() - start.address();
-    holds(bytes - ahead >= driver.address_range(buffer.pointer)?.1, "all of the memory is opened")?;
-    refused_argument(driver.memory_free(opened), "memory_free of memory that was opened")?;
-    refused_argument(driver.memory_free(buffer.pointer), "memory_free of memory that is open")?;
+    holds(bytes - ahead >= fixture.address_range(buffer.pointer)?.1, "all of the memory is opened")?;
+    refused_argument(fixture.memory_free(opened), "memory_free of memory that was opened")?;
+    refused_argument(fixture.memory_free(buffer.pointer), "memory_free of memory that is open")?;
     is_one_memory(fixture, opened, buffer.pointer)?;
-    driver.ipc_close(opened)?;
-    refused_argument(driver.address_range(opened), "address_range of memory that was closed")?;
-    refused_argument(driver.ipc_close(opened), "ipc_close twice")
+    fixture.ipc_close(opened)?;
+    refused_argument(fixture.address_range(opened), "address_range of memory that was closed")?;
+    refused_argument(fixture.ipc_close(opened), "ipc_close twice")
 }
 
 fn only_whole_plain_memory_is_exported(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let buffer = fixture.buffer(1024)?;
-    refused_argument(driver.ipc_export(buffer.pointer.offset(512)), "ipc_export inside an allocation")?;
-    refused_argument(driver.ipc_export(DevicePointer::new(0)), "ipc_export of no memory")?;
-    refused_argument(driver.ipc_close(buffer.pointer), "ipc_close of memory that was not opened")?;
+    refused_argument(fixture.ipc_export(buffer.pointer.offset(512)), "ipc_export inside an allocation")?;
+    refused_argument(fixture.ipc_export(DevicePointer::new(0)), "ipc_export of no memory")?;
+    refused_argument(fixture.ipc_close(buffer.pointer), "ipc_close of memory that was not opened")?;
     let gone = buffer.pointer;
     drop(buffer);
-    refused_argument(driver.ipc_export(gone), "ipc_export of memory that was freed")
+    refused_argument(fixture.ipc_export(gone), "ipc_export of memory that was freed")
 }
 
 fn what_is_no_handle_is_not_opened(fixture: &Fixture) -> CaseResult {
@@ -192,21 +186,20 @@ fn what_is_no_handle_is_not_opened(fixture: &Fixture) -> CaseResult {
 }
 
 fn an_address_is_in_its_allocation_and_no_other(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let bytes = 3 << 20;
     let [pointer, other] =
-        [driver.memory_allocate(fixture.device, bytes)?, driver.memory_allocate(fixture.device, 512)?];
+        [fixture.memory_allocate(fixture.device, bytes)?, fixture.memory_allocate(fixture.device, 512)?];
     for offset in [0, 1, bytes - 1] {
-        let range = driver.address_range(pointer.offset(offset))?;
+        let range = fixture.address_range(pointer.offset(offset))?;
         equal(range, (pointer, bytes), "the allocation around an address")?;
     }
-    let (start, around) = driver.address_range(other)?;
+    let (start, around) = fixture.address_range(other)?;
     equal((start, around >= 512), (other, true), "the allocation beside it")?;
-    driver.memory_free(other)?;
-    driver.memory_free(pointer)?;
+    fixture.memory_free(other)?;
+    fixture.memory_free(pointer)?;
     for gone in [pointer, pointer.offset(bytes - 1), DevicePointer::new(0), DevicePointer::new(u64::MAX)] {
         refused_argument(
-            driver.address_range(gone),
+            fixture.address_range(gone),
             &format!("address_range of {gone:?}, which is not memory"),
         )?;
     }

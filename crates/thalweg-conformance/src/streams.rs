@@ -92,23 +92,21 @@ fn work_outlives_its_stream(fixture: &Fixture) -> CaseResult {
 }
 
 fn priorities_are_clamped(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
-    let (least, greatest) = driver.device_properties(fixture.device)?.stream_priority_range;
+    let (least, greatest) = fixture.device_properties(fixture.device)?.stream_priority_range;
     for asked in [i32::MIN, greatest, 0, least, i32::MAX] {
-        let stream = driver.stream_create(fixture.device, asked)?;
-        let given = driver.stream_priority(stream);
-        driver.stream_destroy(stream)?;
+        let stream = fixture.stream_create(fixture.device, asked)?;
+        let given = fixture.stream_priority(stream);
+        fixture.stream_destroy(stream)?;
         equal(given?, asked.clamp(greatest, least), &format!("the priority where {asked} was asked for"))?;
     }
     Ok(())
 }
 
 fn a_stream_knows_its_device(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let stream = fixture.stream()?;
-    let default = driver.default_stream(fixture.device)?;
-    equal(driver.stream_device(stream.handle)?, fixture.device, "the device of a stream")?;
-    equal(driver.stream_device(default)?, fixture.device, "the device of the default stream")
+    let default = fixture.default_stream(fixture.device)?;
+    equal(fixture.stream_device(stream.handle)?, fixture.device, "the device of a stream")?;
+    equal(fixture.stream_device(default)?, fixture.device, "the device of the default stream")
 }
 
 fn the_default_stream_is_a_stream(fixture: &Fixture) -> CaseResult {
@@ -127,10 +125,9 @@ fn the_default_stream_is_a_stream(fixture: &Fixture) -> CaseResult {
 }
 
 fn the_default_stream_cannot_be_destroyed(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
-    let default = driver.default_stream(fixture.device)?;
-    refused_argument(driver.stream_destroy(default), "stream_destroy of the default stream")?;
-    driver.stream_synchronize(default)?;
+    let default = fixture.default_stream(fixture.device)?;
+    refused_argument(fixture.stream_destroy(default), "stream_destroy of the default stream")?;
+    fixture.stream_synchronize(default)?;
     Ok(())
 }
 

@@ -56,7 +56,6 @@ fn threads_share_a_stream(fixture: &Fixture) -> CaseResult {
 }
 
 fn threads_hand_work_over_by_events(fixture: &Fixture) -> CaseResult {
-    let driver = fixture.driver();
     let (producer, consumer) = (fixture.stream()?, fixture.stream()?);
     let (buffer, copy) = (fixture.iota(16, 0)?, fixture.buffer(16)?);
     let (ready, taken) = (fixture.event()?, fixture.event()?);
@@ -68,9 +67,9 @@ fn threads_hand_work_over_by_events(fixture: &Fixture) -> CaseResult {
         let (producer, consumer) = (&producer, &consumer);
         let consuming = scope.spawn(move || -> CaseResult {
             while let Ok(round) = from_producer.recv() {
-                driver.stream_wait_event(consumer.handle, ready.handle)?;
+                fixture.stream_wait_event(consumer.handle, ready.handle)?;
                 fixture.copy(consumer, copy.end(), buffer.end(), 64)?;
-                driver.event_record(taken.handle, consumer.handle)?;
+                fixture.event_record(taken.handle, consumer.handle)?;
                 let _ = to_producer.send(());
                 let seen = fixture.words_on(consumer.handle, copy.pointer, 16)?;
                 equal(seen, (round..round + 16).collect(), "what one thread hands to another")?;
@@ -78,10 +77,10 @@ fn threads_hand_work_over_by_events(fixture: &Fixture) -> CaseResult {
             Ok(())
         });
         for round in 1..=30 {
-            driver.stream_wait_event(producer.handle, taken.handle)?;
+            fixture.stream_wait_event(producer.handle, taken.handle)?;
             let slow = KernelArguments::new(buffer.pointer, 16, round).with_delay_us(100);
             fixture.launch(producer, Kernel::Iota, slow)?;
-            driver.event_record(ready.handle, producer.handle)?;
+            fixture.event_record(ready.handle, producer.handle)?;
             if to_consumer.send(round).is_err() || from_consumer.recv().is_err() {
                 break;
             }

@@ -250,15 +250,14 @@ fn unmapped_memory_is_not_there(fixture: &Fixture) -> CaseResult {
 
 fn handles_are_given_up_once(fixture: &Fixture) -> CaseResult {
     let pages = Pages::reserve(fixture, 2)?;
-    let driver = fixture.driver();
-    let physical = driver.physical_create(fixture.device, pages.page, PhysicalFlags::default())?;
-    driver.physical_release(physical)?;
-    refused_argument(driver.physical_release(physical), "physical_release twice")?;
-    let map = driver.memory_map(pages.at(0), pages.page, physical, 0);
+    let physical = fixture.physical_create(fixture.device, pages.page, PhysicalFlags::default())?;
+    fixture.physical_release(physical)?;
+    refused_argument(fixture.physical_release(physical), "physical_release twice")?;
+    let map = fixture.memory_map(pages.at(0), pages.page, physical, 0);
     refused_argument(map, "memory_map of memory that was given up")?;
-    let range = driver.address_reserve(fixture.device, pages.page)?;
-    driver.address_free(range, pages.page)?;
-    refused_argument(driver.address_free(range, pages.page), "address_free twice")
+    let range = fixture.address_reserve(fixture.device, pages.page)?;
+    fixture.address_free(range, pages.page)?;
+    refused_argument(fixture.address_free(range, pages.page), "address_free twice")
 }
 
 fn a_mapping_is_unmapped_whole(fixture: &Fixture) -> CaseResult {
@@ -312,15 +311,14 @@ fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> CaseResult {
         }
         Ok(())
     })?;
-    let driver = fixture.driver();
-    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    let exec = fixture.graph_instantiate(graph.handle, fixture.device)?;
     for round in 0..20 {
-        driver.graph_launch(exec, stream.handle)?;
+        fixture.graph_launch(exec, stream.handle)?;
         fixture.launch(&stream, Kernel::Add, KernelArguments::new(pages.at(round % 2), 1024, 1))?;
         let seen = fixture.words_on(stream.handle, pages.at((round + 1) % 2), 1024)?;
         equal(seen, vec![11_106; 1024], "memory that a graph uses through two addresses")?;
     }
-    driver.graph_exec_destroy(exec)?;
+    fixture.graph_exec_destroy(exec)?;
     pages.unmap(0, 2)?;
     Ok(())
 }
@@ -351,19 +349,18 @@ fn memory_moves_while_work_uses_it(fixture: &Fixture) -> CaseResult {
 fn pages_are_mapped_one_by_one_and_opened_at_once(fixture: &Fixture) -> CaseResult {
     const COUNT: u64 = 5;
     let mut pages = Pages::reserve(fixture, COUNT + 1)?;
-    let driver = fixture.driver();
     for page in 0..COUNT {
         let physical = pages.create(1)?;
-        driver.memory_map(pages.at(page), pages.page, physical, 0)?;
+        fixture.memory_map(pages.at(page), pages.page, physical, 0)?;
     }
     let all = COUNT * pages.page;
-    driver.memory_set_access(pages.base, all, fixture.device, MemoryAccess::ReadWrite)?;
+    fixture.memory_set_access(pages.base, all, fixture.device, MemoryAccess::ReadWrite)?;
     for page in 1..COUNT {
         let seam = DevicePointer::new(pages.at(page).address() - 512);
         pages.write(seam, page as u32)?;
         pages.expect(seam, page as u32, "a range over a seam")?;
     }
-    let more = driver.memory_unmap(pages.base, all + pages.page);
+    let more = fixture.memory_unmap(pages.base, all + pages.page);
     check_refused(more, &[Code::InvalidValue, Code::UnmapFailed], "memory_unmap of more than is mapped")?;
     pages.expect(DevicePointer::new(pages.at(1).address() - 512), 1, "mappings after a refused unmap")?;
     pages.unmap(0, COUNT)?;
