@@ -47,7 +47,7 @@ struct Rank {
 
 impl<'f> Pair<'f> {
     fn new(fixture: &'f Fixture) -> CaseResult<Self> {
-        let others = 0..driver.device_count();
+        let others = 0..fixture.device_count();
         let Some(other) = others.into_iter().find(|&device| device != fixture.device) else {
             return Err(Stop::Skipped("only one device, and a collective needs two".to_owned()));
         };

@@ -78,7 +78,7 @@ fn a_lost_device_stays_lost_for_every_call(fixture: &Fixture) -> CaseResult {
 }
 
 fn other_devices_go_on(fixture: &Fixture) -> CaseResult {
-    let Some(other) = (0..driver.device_count()).find(|&device| device != fixture.device) else {
+    let Some(other) = (0..fixture.device_count()).find(|&device| device != fixture.device) else {
         return skip("only one device");
     };
     let healthy = Fixture::new(Arc::clone(&fixture.driver), other)?;

@@ -2,10 +2,11 @@
 
 use std::panic::Location;
 
+use thalweg_derive::{at_line, in_call};
 use thalweg_ir::{DType, Element, Shape, byte_count};
 use thalweg_runtime::{Device, Error, PinnedBuffer, Result, invalid, refuse_if};
 
-use crate::caller::{at_line, creating, in_call, label_at};
+use crate::caller::{creating, label_at};
 use crate::kernels::recorded_write::{Recording, Write};
 use crate::tensor::Tensor;
 
@@ -56,15 +57,15 @@ impl HostTensor {
     }
 
     /// Writes elements, counted row-major, from `first` on. Does not wait for copies in progress.
-    #[track_caller]
+    #[at_line]
     pub fn write<T: Element>(&self, first: usize, values: &[T]) -> Result<()> {
-        at_line(Location::caller(), || self.buffer.write(self.check::<T>(first, values.len())?, values))
+        self.buffer.write(self.check::<T>(first, values.len())?, values)
     }
 
     /// Reads elements, counted row-major, from `first` on. Does not wait for copies in progress.
-    #[track_caller]
+    #[at_line]
     pub fn read<T: Element>(&self, first: usize, values: &mut [T]) -> Result<()> {
-        at_line(Location::caller(), || self.buffer.read(self.check::<T>(first, values.len())?, values))
+        self.buffer.read(self.check::<T>(first, values.len())?, values)
     }
 
     /// Copies the elements to a new tensor on the device, asynchronously on the current stream (`to(device, non_blocking=True)`).
@@ -105,29 +106,25 @@ impl Tensor {
 
     /// Overwrites this contiguous tensor, in place, with a pinned one of the same shape and dtype. Asynchronous on the current
     /// stream. Autograd treats it as [`Tensor::copy_`] of a source that requires no gradient.
-    #[track_caller]
+    #[in_call("copy_from_pinned", &[self])]
     pub fn copy_from_pinned(&self, source: &HostTensor) -> Result<()> {
-        in_call("copy_from_pinned", &[self], Location::caller(), || {
-            self.check_against(source)?;
-            let recording = Recording::new(self, &self.detach())?;
-            source.copy_into(self, Location::caller())?;
-            self.bump_version();
-            if let Some(recording) = recording {
-                recording.record(Write::Copy { shape: self.shape().into(), dtype: self.dtype() });
-            }
-            Ok(())
-        })
+        self.check_against(source)?;
+        let recording = Recording::new(self, &self.detach())?;
+        source.copy_into(self, Location::caller())?;
+        self.bump_version();
+        if let Some(recording) = recording {
+            recording.record(Write::Copy { shape: self.shape().into(), dtype: self.dtype() });
+        }
+        Ok(())
     }
 
     /// Copies this contiguous tensor into a pinned one of the same shape and dtype. Asynchronous on the current stream:
     /// synchronise before reading it.
-    #[track_caller]
+    #[in_call("copy_to_pinned", &[self])]
     pub fn copy_to_pinned(&self, target: &HostTensor) -> Result<()> {
-        in_call("copy_to_pinned", &[self], Location::caller(), || {
-            self.check_against(target)?;
-            let bytes = (self.elements() * self.dtype().size_bytes()) as u64;
-            let label = label_at("copy_to_pinned", Location::caller());
-            self.device().current_stream().copy_to_pinned(&target.buffer, 0, self.pointer(), bytes, label)
-        })
+        self.check_against(target)?;
+        let bytes = (self.elements() * self.dtype().size_bytes()) as u64;
+        let label = label_at("copy_to_pinned", Location::caller());
+        self.device().current_stream().copy_to_pinned(&target.buffer, 0, self.pointer(), bytes, label)
     }
 }

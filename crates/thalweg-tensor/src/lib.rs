@@ -35,6 +35,9 @@
 //!   part of its result. No `unsafe`.
 #![forbid(unsafe_code)]
 
+// The attributes of `thalweg_derive` name functions of this crate by its name.
+extern crate self as thalweg_tensor;
+
 mod argument;
 mod arithmetic;
 pub mod autocast;

@@ -2,10 +2,10 @@
 
 use std::panic::Location;
 
+use thalweg_derive::in_call;
 use thalweg_ir::{DType, Shape, inverse_order};
 use thalweg_runtime::{Error, Label, Result, Stream, invalid};
 
-use crate::caller::in_call;
 use crate::dispatch::{built_in, call};
 use crate::tensor::Tensor;
 
@@ -45,13 +45,11 @@ impl Tensor {
     }
 
     /// Returns whether the elements are in a memory format without gaps (`torch.Tensor.is_contiguous(memory_format=)`).
-    #[track_caller]
+    #[in_call("is_contiguous_in", &[self])]
     pub fn is_contiguous_in(&self, format: MemoryFormat) -> Result<bool> {
-        in_call("is_contiguous_in", &[self], Location::caller(), || {
-            Ok(match format_order(self.rank(), format.number())? {
-                None => self.is_contiguous(),
-                Some(order) => self.layout().permute(&order)?.is_contiguous(),
-            })
+        Ok(match format_order(self.rank(), format.number())? {
+            None => self.is_contiguous(),
+            Some(order) => self.layout().permute(&order)?.is_contiguous(),
         })
     }
 }

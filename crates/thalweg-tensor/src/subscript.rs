@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 use std::panic::Location;
 
+use thalweg_derive::in_call;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
-use crate::caller::in_call;
 use crate::dispatch::{Argument, built_in, call};
 use crate::operators::truth_values;
 use crate::tensor::Tensor;
@@ -260,35 +260,31 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there are more indices than dimensions, or one is out of bounds.
-    #[track_caller]
+    #[in_call("i", &[self])]
     pub fn i(&self, indices: impl AsRef<[Index]>) -> Result<Self> {
-        in_call("i", &[self], Location::caller(), || {
-            let Subscript { view, tensors } = Subscript::new(self, indices.as_ref())?;
-            if tensors.is_empty() { Ok(view) } else { view.index(&tensors) }
-        })
+        let Subscript { view, tensors } = Subscript::new(self, indices.as_ref())?;
+        if tensors.is_empty() { Ok(view) } else { view.index(&tensors) }
     }
 
     /// Overwrites the elements at a subscript, in place, with those of another tensor, which is broadcast, and converted unless
     /// the subscript contains tensors. Recorded by autograd. Asynchronous, except with a mask and a value of several elements.
-    #[track_caller]
+    #[in_call("assign", &[self, value])]
     pub fn assign(&self, indices: impl AsRef<[Index]>, value: &Self) -> Result<()> {
-        in_call("assign", &[self, value], Location::caller(), || {
-            let Subscript { view, tensors } = Subscript::new(self, indices.as_ref())?;
-            // Leading extents of 1 beyond the rank of the view are removed, as in PyTorch.
-            let spare = value.rank().saturating_sub(view.rank());
-            let value = match value.shape()[..spare].iter().all(|&extent| extent == 1) {
-                true if tensors.is_empty() => value.reshape(&value.shape()[spare..])?,
-                _ => value.clone(),
-            };
-            if tensors.is_empty() {
-                return view.copy_(&value);
-            }
-            // A value with a single element is converted if there is a mask, as in `masked_fill_`.
-            let is_masked = |index: &Tensor| index.dtype() == DType::Bool && index.rank() > 0;
-            let fills = value.elements() == 1 && tensors.iter().flatten().all(is_masked);
-            let value = if fills { value.to_dtype(view.dtype())? } else { value };
-            let arguments = [(&view).into(), Argument::OptionalTensors(&tensors), (&value).into()];
-            call(built_in!("index_put_")?, &arguments, None, Location::caller()).map(drop)
-        })
+        let Subscript { view, tensors } = Subscript::new(self, indices.as_ref())?;
+        // Leading extents of 1 beyond the rank of the view are removed, as in PyTorch.
+        let spare = value.rank().saturating_sub(view.rank());
+        let value = match value.shape()[..spare].iter().all(|&extent| extent == 1) {
+            true if tensors.is_empty() => value.reshape(&value.shape()[spare..])?,
+            _ => value.clone(),
+        };
+        if tensors.is_empty() {
+            return view.copy_(&value);
+        }
+        // A value with a single element is converted if there is a mask, as in `masked_fill_`.
+        let is_masked = |index: &Tensor| index.dtype() == DType::Bool && index.rank() > 0;
+        let fills = value.elements() == 1 && tensors.iter().flatten().all(is_masked);
+        let value = if fills { value.to_dtype(view.dtype())? } else { value };
+        let arguments = [(&view).into(), Argument::OptionalTensors(&tensors), (&value).into()];
+        call(built_in!("index_put_")?, &arguments, None, Location::caller()).map(drop)
     }
 }

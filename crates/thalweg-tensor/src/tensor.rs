@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
+use thalweg_derive::in_call;
 use thalweg_ir::{
     DType, Element, HostElement, Layout, Scalar, byte_count, contiguous_strides, element_count,
 };
@@ -244,9 +245,9 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no such dimension.
-    #[track_caller]
+    #[in_call("size", &[self])]
     pub fn size(&self, dimension: i64) -> Result<usize> {
-        in_call("size", &[self], Location::caller(), || Ok(self.shape()[self.layout().dimension(dimension)?]))
+        Ok(self.shape()[self.layout().dimension(dimension)?])
     }
 
     /// Returns the number of dimensions (`torch.Tensor.dim`).

@@ -1,11 +1,9 @@
 //! Views: other layouts over the same storage. Making a view copies nothing and launches nothing.
 
-use std::panic::Location;
-
+use thalweg_derive::in_call;
 use thalweg_ir::{Layout, Shape, inverse_order};
 use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
-use crate::caller::in_call;
 use crate::host_room::host_room;
 use crate::kernels::reshape::{expand, inferred, view};
 use crate::kernels::views::{ViewBackward, record_unbind, record_view};
@@ -18,114 +16,97 @@ impl Tensor {
     }
 
     /// Permutes the dimensions (`torch.permute`): dimension `i` of the view is dimension `order[i]` of the tensor.
-    #[track_caller]
+    #[in_call("permute", &[self])]
     pub fn permute(&self, order: &[usize]) -> Result<Self> {
-        in_call("permute", &[self], Location::caller(), || {
-            let layout = self.layout().permute(order)?;
-            Ok(self.seen_as(layout, || ViewBackward::Permute(inverse_order(order))))
-        })
+        let layout = self.layout().permute(order)?;
+        Ok(self.seen_as(layout, || ViewBackward::Permute(inverse_order(order))))
     }
 
     /// Swaps two dimensions (`torch.transpose`); negative numbers are counted from the end.
-    #[track_caller]
+    #[in_call("transpose", &[self])]
     pub fn transpose(&self, a: i64, b: i64) -> Result<Self> {
-        in_call("transpose", &[self], Location::caller(), || {
-            let mut order: Shape = (0..self.rank()).collect();
-            order.swap(self.layout().dimension(a)?, self.layout().dimension(b)?);
-            self.permute(&order)
-        })
+        let mut order: Shape = (0..self.rank()).collect();
+        order.swap(self.layout().dimension(a)?, self.layout().dimension(b)?);
+        self.permute(&order)
     }
 
     /// Narrows a dimension to the `length` indices from `start` on (`torch.narrow`).
-    #[track_caller]
+    #[in_call("narrow", &[self])]
     pub fn narrow(&self, dimension: i64, start: usize, length: usize) -> Result<Self> {
-        in_call("narrow", &[self], Location::caller(), || {
-            let dimension = self.layout().dimension(dimension)?;
-            let layout = self.layout().narrow(dimension, start, length)?;
-            Ok(self.seen_as(layout, || {
-                let base = Layout::contiguous(self.shape());
-                let part =
-                    base.narrow(dimension, start, length).expect("what fits the tensor fits its shape");
-                ViewBackward::Part { name: "narrow", shape: self.shape().into(), part }
-            }))
-        })
+        let dimension = self.layout().dimension(dimension)?;
+        let layout = self.layout().narrow(dimension, start, length)?;
+        Ok(self.seen_as(layout, || {
+            let base = Layout::contiguous(self.shape());
+            let part = base.narrow(dimension, start, length).expect("what fits the tensor fits its shape");
+            ViewBackward::Part { name: "narrow", shape: self.shape().into(), part }
+        }))
     }
 
     /// Selects one index of a dimension, and removes that dimension (`torch.select`).
-    #[track_caller]
+    #[in_call("select", &[self])]
     pub fn select(&self, dimension: i64, index: usize) -> Result<Self> {
-        in_call("select", &[self], Location::caller(), || {
-            let at = self.layout().dimension(dimension)?;
-            if index >= self.shape()[at] {
-                return Err(Error::index(format!(
-                    "index {index} is out of range: dimension {dimension} of shape {:?} has {} elements",
-                    self.shape(),
-                    self.shape()[at]
-                )));
-            }
-            self.narrow(dimension, index, 1)?.squeeze(dimension)
-        })
+        let at = self.layout().dimension(dimension)?;
+        if index >= self.shape()[at] {
+            return Err(Error::index(format!(
+                "index {index} is out of range: dimension {dimension} of shape {:?} has {} elements",
+                self.shape(),
+                self.shape()[at]
+            )));
+        }
+        self.narrow(dimension, index, 1)?.squeeze(dimension)
     }
 
     /// Returns a view per index of a dimension, without that dimension (`torch.unbind`).
-    #[track_caller]
+    #[in_call("unbind", &[self])]
     pub fn unbind(&self, dimension: i64) -> Result<Vec<Self>> {
-        in_call("unbind", &[self], Location::caller(), || {
-            let at = self.layout().dimension(dimension)?;
-            let mut places = host_room(self.shape()[at])?;
-            for place in 0..self.shape()[at] {
-                places.push(self.viewed(self.layout().narrow(at, place, 1)?.squeeze(at)));
-            }
-            Ok(record_unbind(self, places, at))
-        })
+        let at = self.layout().dimension(dimension)?;
+        let mut places = host_room(self.shape()[at])?;
+        for place in 0..self.shape()[at] {
+            places.push(self.viewed(self.layout().narrow(at, place, 1)?.squeeze(at)));
+        }
+        Ok(record_unbind(self, places, at))
     }
 
     /// Iterates over the indices of the first dimension (`for place in tensor`), each a view without that dimension.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor has no dimension.
-    #[track_caller]
+    #[in_call("iter", &[self])]
     pub fn iter(&self) -> Result<std::vec::IntoIter<Self>> {
-        in_call("iter", &[self], Location::caller(), || {
-            refuse_if!(self.rank() == 0, "iteration over a 0-d tensor");
-            Ok(self.unbind(0)?.into_iter())
-        })
+        refuse_if!(self.rank() == 0, "iteration over a 0-d tensor");
+        Ok(self.unbind(0)?.into_iter())
     }
 
     /// Inserts a dimension of extent 1 (`torch.unsqueeze`); a negative position is counted from the end, −1 being after the last
     /// dimension.
-    #[track_caller]
+    #[in_call("unsqueeze", &[self])]
     pub fn unsqueeze(&self, dimension: i64) -> Result<Self> {
-        in_call("unsqueeze", &[self], Location::caller(), || {
-            let rank = self.rank() as i64 + 1;
-            let at = if dimension < 0 { dimension + rank } else { dimension };
-            if !(0..rank).contains(&at) {
-                return Err(Error::index(format!(
-                    "dimension {dimension} is out of range for shape {:?} (expected {} to {})",
-                    self.shape(),
-                    -rank,
-                    rank - 1
-                )));
-            }
-            let layout = self.layout().unsqueeze(at as usize)?;
-            Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into())))
-        })
+        let rank = self.rank() as i64 + 1;
+        let at = if dimension < 0 { dimension + rank } else { dimension };
+        if !(0..rank).contains(&at) {
+            return Err(Error::index(format!(
+                "dimension {dimension} is out of range for shape {:?} (expected {} to {})",
+                self.shape(),
+                -rank,
+                rank - 1
+            )));
+        }
+        let layout = self.layout().unsqueeze(at as usize)?;
+        Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into())))
     }
 
     /// Removes a dimension if its extent is 1 (`torch.squeeze`).
-    #[track_caller]
+    #[in_call("squeeze", &[self])]
     pub fn squeeze(&self, dimension: i64) -> Result<Self> {
-        in_call("squeeze", &[self], Location::caller(), || {
-            let layout = self.layout().squeeze(self.layout().dimension(dimension)?);
-            Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into())))
-        })
+        let layout = self.layout().squeeze(self.layout().dimension(dimension)?);
+        Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into())))
     }
 
     /// Broadcasts to a shape without copying (`torch.Tensor.expand`), in which −1 keeps an extent. The result cannot be written
     /// in place.
-    #[track_caller]
+    #[in_call("expand", &[self])]
     pub fn expand(&self, shape: impl Sizes) -> Result<Self> {
-        in_call("expand", &[self], Location::caller(), || expand(self, &shape.sizes()))
+        expand(self, &shape.sizes())
     }
 
     /// Broadcasts to a shape, like [`expand`](Self::expand).
@@ -136,11 +117,9 @@ impl Tensor {
 
     /// Returns the elements, row-major, in another shape, in which one extent may be −1 to be computed from the others
     /// (`torch.reshape`): a view if the strides allow it, else a copy.
-    #[track_caller]
+    #[in_call("reshape", &[self])]
     pub fn reshape(&self, shape: impl Sizes) -> Result<Self> {
-        in_call("reshape", &[self], Location::caller(), || {
-            self.reshaped(&inferred(&shape.sizes(), self.elements())?)
-        })
+        self.reshaped(&inferred(&shape.sizes(), self.elements())?)
     }
 
     /// Returns the elements in another shape, like [`reshape`](Self::reshape).
@@ -156,32 +135,26 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the strides do not allow it, or the sizes do not fit.
-    #[track_caller]
+    #[in_call("view", &[self])]
     pub fn view(&self, shape: impl Sizes) -> Result<Self> {
-        in_call("view", &[self], Location::caller(), || {
-            view(self, &inferred(&shape.sizes(), self.elements())?)
-        })
+        view(self, &inferred(&shape.sizes(), self.elements())?)
     }
 
     /// Merges all dimensions but the last: the result is a matrix.
-    #[track_caller]
+    #[in_call("flatten_to_matrix", &[self])]
     pub fn flatten_to_matrix(&self) -> Result<Self> {
-        in_call("flatten_to_matrix", &[self], Location::caller(), || {
-            let columns = self.size(-1)?;
-            let rows = self.shape()[..self.rank() - 1].iter().product();
-            self.reshape(&[rows, columns])
-        })
+        let columns = self.size(-1)?;
+        let rows = self.shape()[..self.rank() - 1].iter().product();
+        self.reshape(&[rows, columns])
     }
 
     /// Merges all dimensions from `start` on (`torch.flatten`).
-    #[track_caller]
+    #[in_call("flatten_from", &[self])]
     pub fn flatten_from(&self, start: usize) -> Result<Self> {
-        in_call("flatten_from", &[self], Location::caller(), || {
-            let Some((kept, merged)) = self.shape().split_at_checked(start) else {
-                refuse!("shape {:?} has no dimension {start}", self.shape());
-            };
-            let shape: Shape = kept.iter().copied().chain([merged.iter().product()]).collect();
-            self.reshape(&shape)
-        })
+        let Some((kept, merged)) = self.shape().split_at_checked(start) else {
+            refuse!("shape {:?} has no dimension {start}", self.shape());
+        };
+        let shape: Shape = kept.iter().copied().chain([merged.iter().product()]).collect();
+        self.reshape(&shape)
     }
 }

@@ -1,12 +1,10 @@
 //! Checks of gradients against finite differences (`torch.autograd.gradcheck`, `gradgradcheck`).
 
-use std::panic::Location;
-
+use thalweg_derive::at_line;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result, invalid, options, refuse, refuse_if};
 
 use super::{BackwardOptions, enable_grad, gradients_with};
-use crate::caller::at_line;
 use crate::random::Generator;
 use crate::tensor::Tensor;
 
@@ -39,13 +37,13 @@ type Jacobian = Vec<Vec<f64>>;
 /// # Errors
 /// [`Error::is_invalid_argument`], with PyTorch's message, if a gradient is wrong or differs in a second run, if no input
 /// requires a gradient, or if elements of one share memory; and those of the function.
-#[track_caller]
+#[at_line]
 pub fn gradcheck(
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
     inputs: &[Tensor],
     options: GradcheckOptions,
 ) -> Result<()> {
-    at_line(Location::caller(), || check_gradients(&function, inputs, options))
+    check_gradients(&function, inputs, options)
 }
 
 fn check_gradients(function: &Function<'_>, inputs: &[Tensor], options: GradcheckOptions) -> Result<()> {
@@ -86,14 +84,14 @@ fn check_gradients(function: &Function<'_>, inputs: &[Tensor], options: Gradchec
 /// Checks the gradients of gradients of a function's outputs, with respect to all inputs that require one and to the gradients of
 /// the outputs, as [`gradcheck`] does for gradients (`torch.autograd.gradgradcheck`). `output_gradients` has one per output that
 /// requires a gradient; by default they are drawn from [−1, 1), with the same values every time. *Blocks*.
-#[track_caller]
+#[at_line]
 pub fn gradgradcheck(
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
     inputs: &[Tensor],
     output_gradients: Option<&[Tensor]>,
     options: GradcheckOptions,
 ) -> Result<()> {
-    at_line(Location::caller(), || check_second_gradients(&function, inputs, output_gradients, options))
+    check_second_gradients(&function, inputs, output_gradients, options)
 }
 
 fn check_second_gradients(

@@ -1,9 +1,9 @@
 //! A tensor in the graph: whether gradients flow to it, and which node it is a result of.
 
-use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use thalweg_derive::in_call;
 use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
@@ -12,7 +12,6 @@ use super::leaf::Accumulate;
 use super::meta::AutogradMeta;
 use super::region::region_edge;
 use super::{Edge, Node, is_inference_mode_enabled};
-use crate::caller::in_call;
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -60,27 +59,25 @@ impl Tensor {
     /// [`Error::is_invalid_argument`] if `requires_grad` is set for a tensor that is not floating-point, or for an inference
     /// tensor outside inference mode; or if it is unset for a tensor that is not a leaf: use [`Tensor::detach`] for a tensor
     /// outside the graph.
-    #[track_caller]
+    #[in_call("requires_grad", &[self])]
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
-        in_call("requires_grad", &[self], Location::caller(), || {
-            refuse_if!(
-                requires_grad && !self.dtype().is_differentiable(),
-                "only floating-point and complex tensors have gradients, this one is {}",
-                self.dtype()
+        refuse_if!(
+            requires_grad && !self.dtype().is_differentiable(),
+            "only floating-point and complex tensors have gradients, this one is {}",
+            self.dtype()
+        );
+        refuse_if!(
+            requires_grad && self.is_inference() && !is_inference_mode_enabled(),
+            "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed."
+        );
+        if self.is_leaf() {
+            self.0.autograd.requires_grad.store(requires_grad, Ordering::Release);
+        } else if !requires_grad {
+            refuse!(
+                "it is the result of an operator, and only a leaf can be taken out of the graph; use `detach`"
             );
-            refuse_if!(
-                requires_grad && self.is_inference() && !is_inference_mode_enabled(),
-                "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed."
-            );
-            if self.is_leaf() {
-                self.0.autograd.requires_grad.store(requires_grad, Ordering::Release);
-            } else if !requires_grad {
-                refuse!(
-                    "it is the result of an operator, and only a leaf can be taken out of the graph; use `detach`"
-                );
-            }
-            Ok(())
-        })
+        }
+        Ok(())
     }
 
     /// Returns this tensor over the memory of another one, with the dtype and layout of that (`x.data = y` of PyTorch). It has this

@@ -1,9 +1,9 @@
 //! Hooks: functions of the user that a backward pass calls. The module [`autograd`](super) documents when.
 
 use std::collections::BTreeMap;
-use std::panic::Location;
 use std::sync::Arc;
 
+use thalweg_derive::in_call;
 use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
@@ -11,7 +11,6 @@ use super::hook_list::HookList;
 use super::leaf::{KeptGradient, TensorHook};
 use super::node::NodeHooks;
 use super::{Gradients, HookHandle, Node};
-use crate::caller::in_call;
 use crate::tensor::Tensor;
 
 /// Operators whose nodes have different names in PyTorch, including powers with a literal exponent.
@@ -255,20 +254,18 @@ impl Tensor {
 
     /// Registers a hook as [`register_hook`](Self::register_hook) does. It is also called, with `None`, if a gradient has arrived
     /// for other results of the same operator but none for this one.
-    #[track_caller]
+    #[in_call("register_hook", &[self])]
     pub fn register_hook_of_any(
         &self,
         hook: impl Fn(Option<&Self>) -> Result<Option<Self>> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
-        in_call("register_hook", &[self], Location::caller(), || {
-            self.check_hookable()?;
-            let hook: Arc<TensorHook> = Arc::new(hook);
-            Ok(match self.gradient_edge() {
-                Some(edge) if edge.node.kept.is_none() => {
-                    edge.node.hooks.get_or_init(Box::default).tensors.add(edge.input, hook)
-                }
-                _ => self.kept().hooks_to_add().arriving.add(0, hook),
-            })
+        self.check_hookable()?;
+        let hook: Arc<TensorHook> = Arc::new(hook);
+        Ok(match self.gradient_edge() {
+            Some(edge) if edge.node.kept.is_none() => {
+                edge.node.hooks.get_or_init(Box::default).tensors.add(edge.input, hook)
+            }
+            _ => self.kept().hooks_to_add().arriving.add(0, hook),
         })
     }
 
@@ -279,22 +276,20 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor does not require a gradient, or is not a leaf.
-    #[track_caller]
+    #[in_call("register_post_accumulate_grad_hook", &[self])]
     pub fn register_post_accumulate_grad_hook(
         &self,
         hook: impl Fn(&Self) -> Result<()> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
-        in_call("register_post_accumulate_grad_hook", &[self], Location::caller(), || {
-            self.check_hookable()?;
-            if !self.is_leaf() {
-                refuse!("post accumulate grad hooks cannot be registered on non-leaf tensors");
-            }
-            self.kept().set_leaf(self);
-            let kept = Arc::downgrade(self.kept());
-            let leaf = move || kept.upgrade().and_then(|kept| kept.leaf());
-            let hook = move || leaf().map_or(Ok(()), |leaf| hook(&leaf));
-            Ok(self.kept().hooks_to_add().accumulated.add(0, Arc::new(hook)))
-        })
+        self.check_hookable()?;
+        if !self.is_leaf() {
+            refuse!("post accumulate grad hooks cannot be registered on non-leaf tensors");
+        }
+        self.kept().set_leaf(self);
+        let kept = Arc::downgrade(self.kept());
+        let leaf = move || kept.upgrade().and_then(|kept| kept.leaf());
+        let hook = move || leaf().map_or(Ok(()), |leaf| hook(&leaf));
+        Ok(self.kept().hooks_to_add().accumulated.add(0, Arc::new(hook)))
     }
 
     /// Makes backward passes keep the gradient of this result of an operator in [`Tensor::grad`], as they do for a leaf
@@ -303,16 +298,14 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor does not require a gradient.
-    #[track_caller]
+    #[in_call("retain_grad", &[self])]
     pub fn retain_grad(&self) -> Result<()> {
-        in_call("retain_grad", &[self], Location::caller(), || {
-            refuse_if!(!self.requires_grad(), "can't retain_grad on Tensor that has requires_grad=False");
-            if let Some(node) = self.grad_fn() {
-                let edge = self.gradient_edge().expect("it has a node");
-                node.retain(edge.input, self.kept());
-            }
-            Ok(())
-        })
+        refuse_if!(!self.requires_grad(), "can't retain_grad on Tensor that has requires_grad=False");
+        if let Some(node) = self.grad_fn() {
+            let edge = self.gradient_edge().expect("it has a node");
+            node.retain(edge.input, self.kept());
+        }
+        Ok(())
     }
 
     /// Returns whether backward passes keep the gradient of this result of an operator (`torch.Tensor.retains_grad`); false for a

@@ -2,11 +2,11 @@
 
 use std::panic::Location;
 
+use thalweg_derive::at_line;
 use thalweg_ir::{DType, HostElement, Scalar};
 use thalweg_runtime::{Device, Result};
 
 use super::call;
-use crate::caller::at_line;
 use crate::dispatch::{Argument, as_ints, built_in};
 use crate::tensor::Tensor;
 
@@ -77,12 +77,10 @@ impl Tensor {
 
     /// Returns a tensor of one dimension with the values of an iterator, in its order. `device` copies them as
     /// [`from_slice`](Self::from_slice) does.
-    #[track_caller]
+    #[at_line]
     pub fn from_values<T: HostElement>(values: impl IntoIterator<Item = T>, device: &Device) -> Result<Self> {
-        at_line(Location::caller(), || {
-            let values: Vec<T> = values.into_iter().collect();
-            Self::from_slice(&values, &[values.len()], device)
-        })
+        let values: Vec<T> = values.into_iter().collect();
+        Self::from_slice(&values, &[values.len()], device)
     }
 
     /// Returns a copy of the elements in new memory (`torch.clone`; Rust's `clone` returns the same tensor). The copy keeps the

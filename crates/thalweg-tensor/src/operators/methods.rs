@@ -5,6 +5,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
+use thalweg_derive::in_call;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::structured;
 use thalweg_runtime::{Device, Error, Result, refuse, refuse_if};
@@ -140,29 +141,27 @@ impl Tensor {
     /// # Errors
     /// [`Error::is_invalid_argument`] outside `no_grad` if this is a leaf that requires a gradient, or a view of one; if several
     /// of its elements share memory; or if the source does not broadcast to its shape.
-    #[track_caller]
+    #[in_call("copy_", &[self, source])]
     pub fn copy_(&self, source: &Self) -> Result<()> {
-        in_call("copy_", &[self, source], Location::caller(), || {
-            self.check_writable()?;
-            let source = &source.to_device(self.device())?;
-            let recording = Recording::new(self, source)?;
-            let write = Write::Copy { shape: source.shape().into(), dtype: source.dtype() };
-            let arguments = LoopArguments { dtype: Some(self.dtype()), ..LoopArguments::default() };
-            let label = label_at("copy_", Location::caller());
-            // A source that overlaps the target in another layout is read completely before the first write.
-            let aside;
-            let source = if source.shares_storage_with(self) && source.layout() != self.layout() {
-                aside = source.detach().copied(Location::caller())?;
-                &aside
-            } else {
-                source
-            };
-            run_into(&structured::COPY, &[source], &arguments, std::slice::from_ref(self), label)?;
-            if let Some(recording) = recording {
-                recording.record(write);
-            }
-            Ok(())
-        })
+        self.check_writable()?;
+        let source = &source.to_device(self.device())?;
+        let recording = Recording::new(self, source)?;
+        let write = Write::Copy { shape: source.shape().into(), dtype: source.dtype() };
+        let arguments = LoopArguments { dtype: Some(self.dtype()), ..LoopArguments::default() };
+        let label = label_at("copy_", Location::caller());
+        // A source that overlaps the target in another layout is read completely before the first write.
+        let aside;
+        let source = if source.shares_storage_with(self) && source.layout() != self.layout() {
+            aside = source.detach().copied(Location::caller())?;
+            &aside
+        } else {
+            source
+        };
+        run_into(&structured::COPY, &[source], &arguments, std::slice::from_ref(self), label)?;
+        if let Some(recording) = recording {
+            recording.record(write);
+        }
+        Ok(())
     }
 
     /// Writes slices of a source, in place, at indices of a dimension (`torch.Tensor.index_copy_`): `index`, of i64 with one
@@ -170,40 +169,38 @@ impl Tensor {
     /// indices of that time. An index out of range writes nothing; if indices are equal, it is unspecified which slice is
     /// written. Recorded by autograd like [`Tensor::copy_`]; the gradient of a slice whose index is out of range is NaN.
     /// Asynchronous.
-    #[track_caller]
+    #[in_call("index_copy_", &[self, index, source])]
     pub fn index_copy_(&self, dimension: i64, index: &Self, source: &Self) -> Result<()> {
-        in_call("index_copy_", &[self, index, source], Location::caller(), || {
-            self.check_writable()?;
-            let recording = Recording::new(self, source)?;
-            let at = self.layout().dimension(dimension)?;
-            let mut wanted: Shape = self.shape().into();
-            wanted[at] = index.elements();
-            let fits = index.dtype() == DType::I64
-                && index.rank() <= 1
-                && source.shape() == wanted.as_slice()
-                && source.dtype() == self.dtype()
-                && [index, source].iter().all(|tensor| tensor.device() == self.device());
-            refuse_if!(
-                !fits,
-                "along dimension {dimension} of {self:?} the index {index:?} must be int64 of one dimension, and \
+        self.check_writable()?;
+        let recording = Recording::new(self, source)?;
+        let at = self.layout().dimension(dimension)?;
+        let mut wanted: Shape = self.shape().into();
+        wanted[at] = index.elements();
+        let fits = index.dtype() == DType::I64
+            && index.rank() <= 1
+            && source.shape() == wanted.as_slice()
+            && source.dtype() == self.dtype()
+            && [index, source].iter().all(|tensor| tensor.device() == self.device());
+        refuse_if!(
+            !fits,
+            "along dimension {dimension} of {self:?} the index {index:?} must be int64 of one dimension, and \
                  the source {source:?} {wanted:?} {}, on the same device",
-                self.dtype()
-            );
-            if source.shares_storage_with(self) {
-                refuse!("the source shares memory with the target; copy it first");
-            }
-            let label = label_at("index_copy_", Location::caller());
-            let index = index.reshape(&[index.elements()])?.contiguous()?;
-            let recorded = match recording {
-                Some(recording) => Some((recording, Saved::new(&index)?)),
-                None => None,
-            };
-            crate::kernels::indexing::index_copy(self, at, &index, &source.detach(), label)?;
-            if let Some((recording, index)) = recorded {
-                recording.record(Write::IndexCopy { dimension: at, index, label });
-            }
-            Ok(())
-        })
+            self.dtype()
+        );
+        if source.shares_storage_with(self) {
+            refuse!("the source shares memory with the target; copy it first");
+        }
+        let label = label_at("index_copy_", Location::caller());
+        let index = index.reshape(&[index.elements()])?.contiguous()?;
+        let recorded = match recording {
+            Some(recording) => Some((recording, Saved::new(&index)?)),
+            None => None,
+        };
+        crate::kernels::indexing::index_copy(self, at, &index, &source.detach(), label)?;
+        if let Some((recording, index)) = recorded {
+            recording.record(Write::IndexCopy { dimension: at, index, label });
+        }
+        Ok(())
     }
 
     /// Refuses a write in place that the layout forbids.
@@ -217,21 +214,19 @@ impl Tensor {
     }
 
     /// Returns the sum over the dimensions that broadcasting added or repeated: the gradient of `expand`.
-    #[track_caller]
+    #[in_call("sum_to_shape", &[self])]
     pub fn sum_to_shape(&self, shape: &[usize]) -> Result<Self> {
-        in_call("sum_to_shape", &[self], Location::caller(), || {
-            if self.shape() == shape {
-                return Ok(self.clone());
-            }
-            let Some(added) = self.rank().checked_sub(shape.len()) else {
-                refuse!("shape {:?} does not sum to {shape:?}", self.shape());
-            };
-            let summed: SmallVec<[i64; 6]> = (0..self.rank())
-                .filter(|&d| d < added || (shape[d - added] == 1 && self.shape()[d] != 1))
-                .map(|d| d as i64)
-                .collect();
-            let result = if summed.is_empty() { self.clone() } else { self.sum(&summed, true)? };
-            result.reshape(shape)
-        })
+        if self.shape() == shape {
+            return Ok(self.clone());
+        }
+        let Some(added) = self.rank().checked_sub(shape.len()) else {
+            refuse!("shape {:?} does not sum to {shape:?}", self.shape());
+        };
+        let summed: SmallVec<[i64; 6]> = (0..self.rank())
+            .filter(|&d| d < added || (shape[d - added] == 1 && self.shape()[d] != 1))
+            .map(|d| d as i64)
+            .collect();
+        let result = if summed.is_empty() { self.clone() } else { self.sum(&summed, true)? };
+        result.reshape(shape)
     }
 }
