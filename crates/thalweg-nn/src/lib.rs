@@ -11,6 +11,8 @@
 //!
 //! # Invariants
 //! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
+//! - A function of tensors whose shapes or dtypes do not fit returns an error that
+//!   [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument).
 //! - Everything that this crate needs of tensors is public there: a user's crate can do the same.
 #![forbid(unsafe_code)]
 

@@ -26,9 +26,6 @@ options! {
 }
 
 /// Returns the convolution of sequences (batch, in, length) with a weight (out, in / groups, length), plus a bias (out).
-///
-/// # Errors
-/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv1d(
     input: &Tensor,
@@ -43,9 +40,6 @@ pub fn conv1d(
 ///
 /// This is a call of cuDNN if a GPU has it, and on the simulator; otherwise, and for dtypes other than f32, f16 and bf16, it is a
 /// matrix product with the windows as columns.
-///
-/// # Errors
-/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv2d(
     input: &Tensor,
@@ -58,9 +52,6 @@ pub fn conv2d(
 
 /// Returns the convolution of volumes (batch, in, depth, height, width) with a weight (out, in / groups, depth, height, width), plus
 /// a bias (out).
-///
-/// # Errors
-/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv3d(
     input: &Tensor,
@@ -72,9 +63,6 @@ pub fn conv3d(
 }
 
 /// Returns the convolution over one to three axes, with or without a batch: [`conv1d`], [`conv2d`] or [`conv3d`].
-///
-/// # Errors
-/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv<const AXES: usize>(
     input: &Tensor,
@@ -95,9 +83,6 @@ pub fn conv<const AXES: usize>(
 
 /// Returns the transpose of a convolution over one to three axes: input (batch, in, …) or (in, …), weight (in, out / groups, …),
 /// bias (out). `output_padding` extends each axis of the result.
-///
-/// # Errors
-/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv_transpose<const AXES: usize>(
     input: &Tensor,

@@ -103,9 +103,6 @@ pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossO
 /// Returns half of the squared distance divided by the variance, plus half of the variance's logarithm
 /// (`torch.nn.functional.gaussian_nll_loss`). Variances have the input's shape, that shape with a last extent of 1, or without
 /// the last dimension. They are at least `eps`, and have no gradient below it. `full` adds half of ln 2π.
-///
-/// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
 #[in_call("gaussian_nll_loss", &[input, target, variance])]
 pub fn gaussian_nll_loss(
     input: &Tensor,
@@ -129,9 +126,6 @@ pub fn gaussian_nll_loss(
 
 /// Returns the mean over a row's classes of −target · ln σ(x) − (1 − target) · ln σ(−x), times a weight per class
 /// (`torch.nn.functional.multilabel_soft_margin_loss`).
-///
-/// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
 #[in_call("multilabel_soft_margin_loss", &[input, target])]
 pub fn multilabel_soft_margin_loss(
     input: &Tensor,

@@ -146,9 +146,6 @@ pub fn local_response_norm(input: &Tensor, size: usize, alpha: f64, beta: f64, k
 
 /// Divides by the norm along a dimension, or by `eps` if that is greater (`torch.nn.functional.normalize`, whose defaults are p
 /// 2, dim 1 and eps 1e-12).
-///
-/// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
 #[in_call("normalize", &[input])]
 pub fn normalize(input: &Tensor, p: f64, dim: i64, eps: f64) -> Result<Tensor> {
     input.div(&input.vector_norm(p, &[dim], true)?.clamp_min(eps)?)

@@ -145,9 +145,6 @@ pub enum GridSamplePadding {
 
 /// Returns images or volumes at the points of a grid (batch, …, axes), whose coordinates are −1 to 1 along each axis, x first
 /// (`torch.nn.functional.grid_sample`).
-///
-/// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
 #[track_caller]
 pub fn grid_sample(
     input: &Tensor,
@@ -163,9 +160,6 @@ pub fn grid_sample(
 
 /// Returns the grid of [`grid_sample`] that moves the positions of an image of a size (batch, channels, …) by matrices (batch, 2,
 /// 3), or (batch, 3, 4) for volumes (`torch.nn.functional.affine_grid`).
-///
-/// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
 #[in_call("affine_grid", &[theta])]
 pub fn affine_grid(theta: &Tensor, size: impl Sizes, align_corners: bool) -> Result<Tensor> {
     let size = size.sizes();
@@ -223,9 +217,6 @@ impl UnfoldOptions {
 
 /// Returns the windows of images (batch, channels, height, width) as columns (batch, channels · elements of a window, windows)
 /// (`torch.nn.functional.unfold`).
-///
-/// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
 #[track_caller]
 pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: UnfoldOptions) -> Result<Tensor> {
     let [dilation, padding, stride] = options.lists();
@@ -233,9 +224,6 @@ pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: UnfoldOptions) -
 }
 
 /// Returns the sum of all windows at each point of images of a size: the transpose of [`unfold`] (`torch.nn.functional.fold`).
-///
-/// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
 #[track_caller]
 pub fn fold(
     input: &Tensor,

@@ -175,9 +175,6 @@ impl BertModel {
 
     /// Returns the features of every token, (batch, length, features): `last_hidden_state`. Tokens and kinds of sentences are (batch,
     /// length) of i64, and the mask is true where a token is not padding. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     pub fn encode(&self, tokens: &Tensor, types: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let mut x = self.embeddings.forward(tokens, types)?;
         for layer in &self.encoder.layer {

@@ -141,9 +141,6 @@ impl MultiheadAttention {
 
     /// Returns the attention of queries (queries, batch, features) to keys and values (keys, batch, features), the batch first
     /// with `batch_first`, or all without a batch, and the weights. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[in_call("MultiheadAttention", &[query, key, value])]
     pub fn forward(
         &self,

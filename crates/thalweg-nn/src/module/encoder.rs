@@ -146,9 +146,6 @@ impl TransformerEncoderLayer {
 
     /// Returns the layer's result, with the shape of its input: (tokens, batch, features), (batch, tokens, features) with
     /// `batch_first`, or (tokens, features). Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[in_call("TransformerEncoderLayer", &[input])]
     pub fn forward_masked(&self, input: &Tensor, masks: AttentionMasks<'_>) -> Result<Tensor> {
         let (options, training) = (&self.options, self.training);
@@ -214,9 +211,6 @@ impl TransformerDecoderLayer {
 
     /// Returns the layer's result, with the shape of its input, from the result of an encoder; the masks are those of the
     /// self-attention, and of the attention to the encoder's result. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[in_call("TransformerDecoderLayer", &[input, memory])]
     pub fn forward(
         &self,
@@ -337,9 +331,6 @@ impl EncoderDecoder {
 
     /// Returns the decoder's result for the target, given the encoder's result for the source. The masks are those of the source,
     /// of the target, and of the attention between them. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[in_call("EncoderDecoder", &[source, target])]
     pub fn forward(
         &self,

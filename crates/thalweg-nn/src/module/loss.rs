@@ -61,9 +61,6 @@ macro_rules! losses {
 
         impl $name {
             /// Returns the loss. Asynchronous.
-            ///
-            /// # Errors
-            /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
             #[track_caller]
             pub fn forward(&self, $($tensor: &Tensor),*) -> Result<Tensor> {
                 let arguments = [$($tensor.into(),)* $(self.$argument.argument()),*];
@@ -180,9 +177,6 @@ pub struct KLDivLoss {
 
 impl KLDivLoss {
     /// Returns the loss of a prediction against a target. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
     #[in_call("KLDivLoss", &[x, target])]
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
         let reduction = if self.batch_mean { Reduction::Sum } else { self.reduction };
@@ -212,9 +206,6 @@ options! {
 impl GaussianNLLLoss {
     /// Returns the loss of predictions. The variances have the predictions' shape, or that shape with a last extent of 1, or
     /// without the last dimension. Variances below `eps` have no gradient. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
     #[enter]
     pub fn forward(&self, x: &Tensor, target: &Tensor, variance: &Tensor) -> Result<Tensor> {
         functional::gaussian_nll_loss(x, target, variance, self.full, self.eps, self.reduction)
@@ -236,9 +227,6 @@ options! {
 
 impl MultiLabelSoftMarginLoss {
     /// Returns the loss of a prediction (…, classes) against a target of that shape. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
     #[enter]
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
         functional::multilabel_soft_margin_loss(x, target, self.weight.as_ref(), self.reduction)

@@ -181,9 +181,6 @@ pub struct FractionalMaxPool<const AXES: usize> {
 impl<const AXES: usize> FractionalMaxPool<AXES> {
     /// Returns the greatest elements and their indices in the planes of the input, for windows placed by samples: numbers from 0
     /// to 1, (batch, channels, axes), of the input's dtype. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[in_call("FractionalMaxPool", &[input, samples])]
     pub fn forward_with_samples(&self, input: &Tensor, samples: &Tensor) -> Result<[Tensor; 2]> {
         let Some(front) = input.rank().checked_sub(AXES).filter(|front| (1..=2).contains(front)) else {

@@ -203,9 +203,6 @@ impl<K: RecurrentStep> Recurrent<K> {
     ///
     /// The input is (length, batch, features), or (batch, length, features) with `batch_first`, or (length, features); states are
     /// (layers · directions, batch, hidden), by default zeros. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[in_call("Recurrent", &[input])]
     pub fn forward(&self, input: &Tensor, states: Option<&[Tensor]>) -> Result<(Tensor, Vec<Tensor>)> {
         let is_batched = match input.rank() {
@@ -235,9 +232,6 @@ impl<K: RecurrentStep> Recurrent<K> {
 
     /// Returns the hidden states of the last layer, packed like the input, and the last states of every sequence, in the order of
     /// the batch. States are those of [`Self::forward`]. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[in_call("Recurrent", &[&input.data])]
     pub fn forward_packed(
         &self,
@@ -388,9 +382,6 @@ impl<K: RecurrentStep> RecurrentCell<K> {
 
     /// Returns the states after a step, from an input (batch, features) or (features) and states (batch, hidden) or (hidden), by
     /// default zeros. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[in_call("RecurrentCell", &[input])]
     pub fn forward(&self, input: &Tensor, given: Option<&[Tensor]>) -> Result<Vec<Tensor>> {
         let features = self.weights.weight_ih.shape()[1];
