@@ -1,9 +1,9 @@
 //! [`ScatterFew`]: rows that are combined at a short list of indices, in one launch.
 //!
 //! The result is (outer, extent, inner), contiguous; the source is (outer, count, inner) with any strides, and its (o, k, i) is combined
-//! with the result's (o, index of k, i). The rows of an index are combined in their order, or, if they are more than 64, those of each eighth
+//! with the result's (o, index of k, i). The rows of an index are combined in their order, or, if they are more than 16, those of each eighth
 //! of the list in their order, and then the eighths; their sum is combined with the result's row. So the result does not depend on timing.
-//! The first place of an index does the work of all. On a GPU that is one warp for each 256 columns, which finds the others by comparing all
+//! The first place of an index does the work of all. On a GPU that is one warp for each 64 to 256 columns, which finds the others by comparing all
 //! indices with its own: a block shares the indices that it compares, 2,048 at a time in shared memory. The eight warps of a block share the
 //! rows of an index that has many. The cost is that of the rows, and of comparing each index with every other; a warp reads the rows of one
 //! index eight at a time.
@@ -49,8 +49,8 @@ const BLOCK: u64 = 256;
 /// The number of places of a block: one for each warp.
 const PLACES: u64 = 8;
 /// The most rows of an index that are combined in their order; more are divided by [`PLACES`] equal shares of the list.
-const MANY: usize = 64;
-/// The number of columns of a warp: eight for each lane.
+const MANY: usize = 16;
+/// The most columns of a warp: eight for each lane.
 const COLUMNS: u64 = 256;
 
 /// The most indices of a short list for each row of the result, and the most pairs of indices that a launch compares. One block combines
@@ -118,8 +118,18 @@ impl Form {
         NAMES[number][usize::from(self.is_wide)]
     }
 
+    /// Returns the number of elements of a vector.
+    fn width(&self) -> u64 {
+        if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 }
+    }
+
+    /// Returns the number of columns of a warp.
+    fn columns(&self) -> u64 {
+        COLUMNS.min(64 * self.width())
+    }
+
     fn print(&self) -> String {
-        let width = if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 };
+        let width = self.width();
         let call = format_args!("combine_few<{}, {width}>(x)", self.dtype.short_name());
         Source::new(self.name()).define("CALL", call).print(include_str!("few.cu"))
     }
@@ -148,7 +158,7 @@ impl NativeKernel for Placed<ScatterFew, Operands> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [outer, _, count, inner] = self.kernel.sizes;
-        let blocks = outer * count.div_ceil(PLACES) * inner.div_ceil(COLUMNS);
+        let blocks = outer * count.div_ceil(PLACES) * inner.div_ceil(self.kernel.form(&self.at).columns());
         along_x(blocks, BLOCK).filter(|_| !self.kernel.spans().contains(&0))
     }
 
