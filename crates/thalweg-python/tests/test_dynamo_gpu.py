@@ -221,7 +221,7 @@ def test_scalars_of_the_cpu_become_tensors_by_one_copy_where_the_bits_stay(torch
 
 
 @with_pytorch
-def test_casts_of_inputs_are_one_call_with_the_bits_of_each(torch, dynamo):
+def test_casts_of_inputs_and_of_results_are_one_call_with_the_bits_of_each(torch, dynamo):
     import as_gpu
 
     from thalweg.dynamo import _entry, _graph
@@ -234,7 +234,8 @@ def test_casts_of_inputs_are_one_call_with_the_bits_of_each(torch, dynamo):
         y = x.to(torch.bfloat16) * scale.to(torch.bfloat16)
         for weight, bias in zip(narrow[::2], narrow[1::2]):
             y = torch.addmm(bias, y, weight.t())
-        return y.float(), narrow[0]
+        products = [(y.t() @ y).float(), (y.t() @ y[:, :2]).t().float()]
+        return y.float() * 2, narrow[0], *products, y.relu().float()
 
     shapes = [(8, 6), (8,), (8, 8), (8,), (3, 8), (3,)]
     inputs = [torch.randn(4, 6), torch.randn(6), *(torch.randn(shape) for shape in shapes)]
@@ -242,9 +243,9 @@ def test_casts_of_inputs_are_one_call_with_the_bits_of_each(torch, dynamo):
     graph, fakes = as_gpu.traced(layers, inputs)
     code, listed = _entry.compile_flat(graph, fakes, kind="inference"), _graph.lists_of
     names = [parts[0] for kind, parts, _ in code._description.steps if kind == "call"]
-    # What a loop reads is cast there.
-    assert names.count("thalweg::to_each") == 1 and names.count("_to_copy") == 3, names
-    _graph.lists_of = lambda graph, device: {}
+    # What a loop reads or computes is cast there.
+    assert names.count("thalweg::to_each") == 2 and names.count("_to_copy") == 4, names
+    _graph.lists_of = lambda graph, device: ({}, set())
     try:
         each = _entry.compile_flat(graph, fakes, kind="inference")
     finally:

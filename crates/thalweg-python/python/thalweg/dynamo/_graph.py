@@ -29,6 +29,9 @@ aten = torch.ops.aten
 # Calls without an effect in a compiled graph.
 _NOTHING = {aten._assert_tensor_metadata.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}
 
+# The reason why a call stays PyTorch's while its bisector looks for a wrong one.
+_LEFT_OUT = "the bisector of PyTorch's compilers leaves it out"
+
 
 class _Object:
     """A value that no step computes: a part of the graph, such as the function of a branch."""
@@ -60,10 +63,10 @@ class Importer:
         self._stream, self._unjoined = None, set()
         # The streams of the memory of slots, where it is not that of the call.
         self._homes = {}
-        # The casts that are computed together, by the first one.
+        # The casts that are computed together, by the node in whose place they are, and the others of them.
         calls_of_graph = [node for node in gm.graph.nodes if node.op == "call_function"]
         is_on_one = not any(is_of_streams(node.target) or number_of(node) is not None for node in calls_of_graph)
-        self._casts = lists_of(gm.graph, self.device) if is_on_one else {}
+        self._casts, self._listed = lists_of(gm.graph, self.device) if is_on_one else ({}, set())
 
     def description(self):
         """Returns the description."""
@@ -117,9 +120,9 @@ class Importer:
 
     def _call_function(self, node):
         value = node.meta.get("val")
-        if node.target in _NOTHING or node in self._values:
+        if node.target in _NOTHING or node in self._listed:
             return
-        if node in self._casts and not self._is_left_out(lambda: described(node)):
+        if node in self._casts:
             self._cast(self._casts[node])
             return
         if is_of_streams(node.target):
@@ -156,7 +159,7 @@ class Importer:
     def _take(self, node, value):
         """Adds a call of the table."""
         if self._is_left_out(lambda: described(node)):
-            raise PassedOn("the bisector of PyTorch's compilers leaves it out")
+            raise PassedOn(_LEFT_OUT)
         self._check_tensors(node, value)
         if node.target is aten._native_batch_norm_legit_functional.default:
             self._batch_norm(node, value)
@@ -185,7 +188,12 @@ class Importer:
         self._note_base(node)
 
     def _cast(self, nodes):
-        """Adds the casts of several inputs to one dtype as one call."""
+        """Adds casts of several tensors from one dtype to another as one call."""
+        if self._is_left_out(lambda: described(nodes[0])):
+            for node in nodes:
+                self._pass_on(node, node.meta["val"])
+                self.passed_on[str(node.target), _LEFT_OUT] += 1
+            return
         values, slots = [node.meta["val"] for node in nodes], [self._made.slot() for _ in nodes]
         strides = [self._strides(one) for one in values]
         given = [(node, 0) in self._given for node in nodes]
