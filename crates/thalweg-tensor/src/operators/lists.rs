@@ -79,26 +79,3 @@ fn to_each(call: &Call<'_>) -> Result<Tensors> {
     }
     Ok(results)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn casts_of_lists_compile() {
-        let pairs = [
-            (DType::F32, DType::Bf16),
-            (DType::F16, DType::F32),
-            (DType::F64, DType::F16),
-            (DType::Bf16, DType::Bf16),
-        ];
-        let kernels = pairs.map(|(from, to)| cast_kernel(from, to));
-        let units = kernels.map(|kernel| (kernel.name.clone(), thalweg_ir::cuda::print_foreach(&kernel)));
-        assert_eq!(units[0].0, "cast_list_float32_to_bfloat16");
-        thalweg_conformance::compiler_accepts(
-            &thalweg_conformance::ARCHITECTURES,
-            &units,
-            thalweg_ir::cuda::OPTIONS,
-        );
-    }
-}
