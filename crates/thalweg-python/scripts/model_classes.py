@@ -239,7 +239,11 @@ def _torchvision(name, size):
     import torchvision
 
     options = {"aux_logits": False} if name == "googlenet" else {}
-    return torchvision.models.get_model(name, weights=None, num_classes=10, **options), _images_of(size, max(size.image, 64))
+    model = torchvision.models.get_model(name, weights=None, num_classes=10, **options)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model, _images_of(size, max(size.image, 64))
 
 
 SUITES = {"transformers": (list(TRANSFORMERS), _transformers), "timm": (TIMM, _timm), "torchvision": (TORCHVISION, _torchvision)}

@@ -112,7 +112,8 @@ impl Repeats {
         call: impl FnOnce() -> PyResult<Results<'py>>,
     ) -> PyResult<Results<'py>> {
         let stream = parts.device.current_stream();
-        if compile::is_compiling() || run(py, || stream.is_capturing())? {
+        // Neither waits, so that the interpreter's lock is kept.
+        if compile::is_compiling() || stream.is_capturing().map_err(|error| exception(&error))? {
             return call();
         }
         let Some(key) = self.key(inputs)? else { return call() };
@@ -174,9 +175,11 @@ impl Repeats {
             } else if let Ok(number) = object.cast::<PyFloat>() {
                 key.extend([3, number.value().to_bits()]);
             } else if object.is_none() {
-                return Ok(None);
+                key.push(5);
             } else {
-                let shape: Vec<u64> = object.getattr("shape")?.extract()?;
+                // Another object, such as a generator, is not compared.
+                let Some(shape) = object.getattr_opt("shape")? else { return Ok(None) };
+                let shape: Vec<u64> = shape.extract()?;
                 let strides: Vec<u64> = object.call_method0("stride")?.extract()?;
                 key.extend([4, shape.len() as u64]);
                 key.extend(shape);

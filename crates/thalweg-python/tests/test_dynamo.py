@@ -64,6 +64,26 @@ def test_writes_and_views_are_those_of_the_function(torch, dynamo):
 
 
 @with_pytorch
+def test_parts_of_an_input_are_views_of_it(torch, dynamo):
+    def parts(x):
+        return [*x.unbind(0), *x.split(2, 1)]
+
+    compiled = torch.compile(parts, backend="thalweg", fullgraph=True)
+    x = torch.rand(3, 4, requires_grad=True).clone()
+    found = compiled(x)
+    with torch.no_grad():
+        x.detach().mul_(2)
+        for one, other in zip(found, parts(x.detach()), strict=True):
+            assert one.data_ptr() == other.data_ptr() and torch.equal(one.detach(), other)
+    try:
+        compiled(torch.rand(3, 4, requires_grad=True).clone())[0].mul_(2)
+    except RuntimeError as error:
+        assert "multiple views" in str(error), error
+    else:
+        raise AssertionError("autograd allowed to write one of several views")
+
+
+@with_pytorch
 def test_draws_and_branches_are_left_to_pytorch(torch, dynamo):
     def function(x):
         x = torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x)

@@ -188,6 +188,74 @@ def test_attention_drops_the_same_in_both_passes(torch, dynamo):
 
 
 @with_pytorch
+def test_scalars_of_the_cpu_become_tensors_by_one_copy_where_the_bits_stay(torch, dynamo):
+    import as_gpu
+
+    from thalweg.dynamo import _entry, _scalars
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+
+    def step(x, gradient, rate, count):
+        steps = count + 1
+        scaled = gradient / (1 + steps * 0.1)
+        moved = x - (rate / (1 + steps)) * scaled
+        count.copy_(steps)
+        return moved, torch.where(x > rate, rate, x), scaled * steps
+
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        fakes = [torch.empty(5, device="cuda"), torch.empty(5, device="cuda"), torch.empty((), dtype=torch.float64), torch.empty(())]
+        graph = as_gpu.make_fx(step)(*fakes)
+    code = _entry.compile_flat(graph, fakes, kind="inference")
+    for call in range(3):
+        x, gradient, rate, count = torch.randn(5), torch.randn(5), torch.tensor(0.1 + call, dtype=torch.float64), torch.tensor(float(call))
+        expected = step(x, gradient, rate, count.clone())
+        for one, other in zip(code([x, gradient, rate, count]), expected, strict=True):
+            torch.testing.assert_close(one, other)
+        assert float(count) == call + 1
+    kinds = [kind if kind == "call" else parts[0] for kind, parts, _ in code._description.steps]
+    copies = [place for place, one in enumerate(kinds) if getattr(one, "func", None) is _scalars._moved]
+    # One for each dtype, before the first call, and no number.
+    assert len(copies) == 2 and copies[-1] < kinds.index("call") and _scalars.number_in not in kinds, kinds
+    assert code._description.may_repeat
+
+
+@with_pytorch
+def test_casts_of_inputs_and_of_results_are_one_call_with_the_bits_of_each(torch, dynamo):
+    import as_gpu
+
+    from thalweg.dynamo import _entry, _graph
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+
+    def layers(x, scale, *parameters):
+        narrow = [one.to(torch.bfloat16) for one in parameters]
+        y = x.to(torch.bfloat16) * scale.to(torch.bfloat16)
+        for weight, bias in zip(narrow[::2], narrow[1::2]):
+            y = torch.addmm(bias, y, weight.t())
+        products = [(y.t() @ y).float(), (y.t() @ y[:, :2]).t().float()]
+        return y.float() * 2, narrow[0], *products, y.relu().float()
+
+    shapes = [(8, 6), (8,), (8, 8), (8,), (3, 8), (3,)]
+    inputs = [torch.randn(4, 6), torch.randn(6), *(torch.randn(shape) for shape in shapes)]
+    inputs[4] = inputs[4].t()
+    graph, fakes = as_gpu.traced(layers, inputs)
+    code, listed = _entry.compile_flat(graph, fakes, kind="inference"), _graph.lists_of
+    names = [parts[0] for kind, parts, _ in code._description.steps if kind == "call"]
+    # What a loop reads or computes is cast there.
+    assert names.count("thalweg::to_each") == 2 and names.count("_to_copy") == 4, names
+    _graph.lists_of = lambda graph, device: ({}, set())
+    try:
+        each = _entry.compile_flat(graph, fakes, kind="inference")
+    finally:
+        _graph.lists_of = listed
+    for one, other in zip(code(list(inputs)), each(list(inputs)), strict=True):
+        assert torch.equal(one, other) and one.stride() == other.stride()
+    assert dynamo.compiled()[-1].taken == dynamo.compiled()[-2].taken
+
+
+@with_pytorch
 def test_values_on_the_cpu_that_depend_on_no_input_are_constants(torch, dynamo):
     import as_gpu
 

@@ -51,6 +51,7 @@ mod index_slices;
 mod join;
 mod least_squares;
 mod linalg;
+mod lists;
 mod loss;
 mod margin;
 mod matrix;

@@ -5,7 +5,7 @@ use thalweg_ops::structured;
 use super::{
     advanced_index, alias, assemble, attention, calculus, compare, complex, complex_functions, counting,
     create, ctc, decompose, distance, eigenvalues, einsum, embedding, fft, grid, indefinite, index,
-    index_slices, join, least_squares, linalg, loss, margin, matrix, matrix_norm, norm, norm_backward,
+    index_slices, join, least_squares, linalg, lists, loss, margin, matrix, matrix_norm, norm, norm_backward,
     padding, parts, pointwise, pool, quantized, random, recurrent, recurrent_networks, reduce, resample,
     scan, segment, sliding, solve, sort, special, split, statistics, stft, unpool, view, view_copy, window,
 };
@@ -16,6 +16,7 @@ static FAMILIES: &[&[OpDef]] = &[
     pointwise::OPERATORS,
     reduce::OPERATORS,
     join::OPERATORS,
+    lists::OPERATORS,
     view::OPERATORS,
     create::OPERATORS,
     index::OPERATORS,

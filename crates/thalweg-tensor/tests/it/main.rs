@@ -56,6 +56,7 @@ mod kernels;
 mod layouts;
 mod leaves;
 mod linalg;
+mod lists;
 mod long_reductions;
 mod losses;
 mod memory_of_forms;

@@ -86,14 +86,11 @@ def program(description, device, streams=None):
     own = thalweg.device("cuda", index) if is_gpu else thalweg.device("sim", 0)
     where = device if is_gpu else torch.device("cpu")
 
-    def alias(base, size, stride, offset):
-        return torch.empty(0, dtype=base.dtype, device=where).set_(base.untyped_storage(), offset, size, stride)
-
     def addresses(tensors):
         return list(map(data_ptr, tensors))
 
     data_ptr = torch.Tensor.data_ptr
-    exchange = {"dtypes": dtypes(), "empty_strided": adapter().empty_strided(where), "alias": alias, "addresses": addresses, "is_in_place": is_gpu}
+    exchange = {"dtypes": dtypes(), "empty_strided": adapter().empty_strided(where), "alias": torch.Tensor.as_strided, "addresses": addresses, "is_in_place": is_gpu}
     options = {name: getattr(description, name) for name in ("constants", "kept", "varying", "may_repeat")}
     made = _core.Program(*description.parts(), device=own, exchange=exchange, **options)
 

@@ -12,12 +12,14 @@ from thalweg._core import Place
 
 from . import _calls as calls
 from ._calls import PassedOn, takes
+from ._casts import lists_of
 from ._constants import Constants
 from ._description import Description, places
 from ._draws import SEEDS
 from ._given import is_dense, origins, results
 from ._integers import Integers, Unknown
 from ._losses import CHECKED_CLASSES
+from ._scalars import by_dtype, in_order, is_moved, is_number_beside, moved_of, mover, number_in, tensors_of, tensors_read
 from ._streams import is_of_streams, number_of, streams_of
 
 __all__ = ["Importer", "takes"]
@@ -26,6 +28,9 @@ aten = torch.ops.aten
 
 # Calls without an effect in a compiled graph.
 _NOTHING = {aten._assert_tensor_metadata.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}
+
+# The reason why a call stays PyTorch's while its bisector looks for a wrong one.
+_LEFT_OUT = "the bisector of PyTorch's compilers leaves it out"
 
 
 class _Object:
@@ -46,8 +51,10 @@ class Importer:
         self.taken, self.passed_on = 0, collections.Counter()
         self.device = device_of(gm.graph)
         self._constants, self._on_device = Constants(self.device), {}
-        # Scalars of the CPU beside tensors of a GPU: those of the node at hand, and the numbers that were read from them.
-        self._as_numbers, self._numbers = set(), {}
+        # Scalars of the CPU beside tensors of a GPU: those of the node at hand that are numbers and tensors, the numbers that were read,
+        # those that become tensors, and the tensors that they became.
+        self._as_numbers, self._as_tensors, self._numbers = set(), set(), {}
+        self._scalars, self._moved_scalars = moved_of(gm.graph, self.device), {}
         # What PyTorch reads: results of the graph, whose memory lives on, and arguments of its calls.
         self._lasting = origins(results(gm.graph))
         self._given = self._lasting.union(*(origins(node.all_input_nodes) for node in gm.graph.nodes if self._stays(node)))
@@ -56,10 +63,14 @@ class Importer:
         self._stream, self._unjoined = None, set()
         # The streams of the memory of slots, where it is not that of the call.
         self._homes = {}
+        # The casts that are computed together, by the node in whose place they are, and the others of them.
+        calls_of_graph = [node for node in gm.graph.nodes if node.op == "call_function"]
+        is_on_one = not any(is_of_streams(node.target) or number_of(node) is not None for node in calls_of_graph)
+        self._casts, self._listed = lists_of(gm.graph, self.device) if is_on_one else ({}, set())
 
     def description(self):
         """Returns the description."""
-        for node in self._gm.graph.nodes:
+        for node in in_order(self._gm.graph, self._scalars):
             if node.op == "call_function" and not is_of_streams(node.target):
                 self._switch(number_of(node), node)
             getattr(self, f"_{node.op}")(node)
@@ -78,7 +89,7 @@ class Importer:
         is_number = value is None or isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
         if is_number or is_strided and not is_fixed:
             self._made.varying.append(slot)
-        if any(is_number_beside(node, user, self.device) for user in node.users):
+        if any(is_number_beside(node, user, self.device) and not is_moved(node, user) for user in node.users):
             # Read before the first loop waits, so that nothing is queued early for it.
             self._number(node)
 
@@ -109,13 +120,18 @@ class Importer:
 
     def _call_function(self, node):
         value = node.meta.get("val")
-        if node.target in _NOTHING:
+        if node.target in _NOTHING or node in self._listed:
+            return
+        if node in self._casts:
+            self._cast(self._casts[node])
             return
         if is_of_streams(node.target):
             self._order(node)
             return
         if node.target is operator.getitem and isinstance(self._values[node.args[0]], list):
             self._values[node] = self._values[node.args[0]][node.args[1]]
+            if node.args[0] in self._bases:
+                self._bases[node] = self._bases[node.args[0]]
             return
         if isinstance(value, int) and not isinstance(value, bool):
             self._values[node] = value
@@ -134,7 +150,7 @@ class Importer:
             self.taken += 1
         except PassedOn as reason:
             self._pass_on(node, value)
-            has_tensors = any(isinstance(one, torch.Tensor) for one in [*tensors_of(value), *_tensors_read(node)])
+            has_tensors = any(isinstance(one, torch.Tensor) for one in [*tensors_of(value), *tensors_read(node)])
             if has_tensors and node.target is not operator.getitem and SEEDS not in node.meta:
                 self.passed_on[str(node.target), str(reason)] += 1
 
@@ -143,7 +159,7 @@ class Importer:
     def _take(self, node, value):
         """Adds a call of the table."""
         if self._is_left_out(lambda: described(node)):
-            raise PassedOn("the bisector of PyTorch's compilers leaves it out")
+            raise PassedOn(_LEFT_OUT)
         self._check_tensors(node, value)
         if node.target is aten._native_batch_norm_legit_functional.default:
             self._batch_norm(node, value)
@@ -170,6 +186,26 @@ class Importer:
             self._note(one, slot)
         self._values[node] = [Place(slot) for slot in slots] if isinstance(value, (list, tuple)) else Place(slots[0])
         self._note_base(node)
+
+    def _cast(self, nodes):
+        """Adds casts of several tensors from one dtype to another as one call."""
+        if self._is_left_out(lambda: described(nodes[0])):
+            for node in nodes:
+                self._pass_on(node, node.meta["val"])
+                self.passed_on[str(node.target), _LEFT_OUT] += 1
+            return
+        values, slots = [node.meta["val"] for node in nodes], [self._made.slot() for _ in nodes]
+        strides = [self._strides(one) for one in values]
+        given = [(node, 0) in self._given for node in nodes]
+        forms = [(list(one.shape), calls.constant(one.dtype), is_given) for one, is_given in zip(values, given)] if any(given) else [None] * len(nodes)
+        for node, one, slot in zip(nodes, values, slots):
+            if (node, 0) in self._lasting:
+                self._keep(slot)
+            self._note(one, slot)
+            self._values[node] = Place(slot)
+        arguments = [[self._values[node.args[0]] for node in nodes], calls.constant(values[0].dtype)]
+        self._made.call("thalweg::to_each", arguments, list(zip(slots, strides, forms)), described(nodes[0]))
+        self.taken += len(nodes)
 
     def _stays(self, node):
         """Returns whether a call is PyTorch's because of its operator and its arguments."""
@@ -204,8 +240,10 @@ class Importer:
         self._values[node] = [Place(slot) for slot in slots]
 
     def _check_tensors(self, node, value):
-        self._as_numbers = {argument for argument in node.all_input_nodes if is_number_beside(argument, node, self.device)}
-        read_nodes = [one for one in node.all_input_nodes if one not in self._as_numbers and self._constants.of(one) is None]
+        beside = {argument for argument in node.all_input_nodes if is_number_beside(argument, node, self.device)}
+        self._as_tensors = {one for one in beside if self._constants.of(one) is None and is_moved(one, node)}
+        self._as_numbers = beside - self._as_tensors
+        read_nodes = [one for one in node.all_input_nodes if one not in beside and self._constants.of(one) is None]
         read = [one for argument in read_nodes for one in tensors_of(argument.meta.get("val"))]
         for one in [*read, *tensors_of(value)]:
             if one.layout is not torch.strided:
@@ -237,6 +275,8 @@ class Importer:
         if isinstance(argument, torch.fx.Node):
             if argument in self._as_numbers:
                 return self._number(argument)
+            if argument in self._as_tensors:
+                return self._scalar(argument)
             if self._constants.of(argument) is not None:
                 return self._moved(argument)
             value = self._values[argument]
@@ -259,6 +299,17 @@ class Importer:
             self._made.external(number_in, slots, [result], True, [], described(node))
             self._numbers[node] = Place(result)
         return self._numbers[node]
+
+    def _scalar(self, node):
+        """Returns a scalar of the CPU on the graph's device; all others that are known are moved with the first one."""
+        if node not in self._moved_scalars:
+            known = [one for one in self._scalars if isinstance(self._values.get(one), Place) and one not in self._moved_scalars and self._constants.of(one) is None]
+            for scalars in by_dtype(known):
+                slots, results = [self._values[one].number for one in scalars], [self._made.slot() for _ in scalars]
+                self._made.kept += slots
+                self._made.external(mover(self.device), slots, results, False, [], described(node))
+                self._moved_scalars |= {one: Place(slot) for one, slot in zip(scalars, results)}
+        return self._moved_scalars[node]
 
     def _moved(self, node):
         """Returns a constant on the CPU, such as a list of indices, on the graph's device."""
@@ -473,34 +524,6 @@ def _named(value):
 def _function_by_names(*parts):
     """Returns a function from what is stored of it."""
     return Function(*(_each(part, lambda one: functools.reduce(getattr, one.names, torch.ops) if isinstance(one, _Name) else one) for part in parts))
-
-
-def number_in(scalar):
-    """Returns the number in a scalar of the CPU."""
-    return scalar.item()
-
-
-def tensors_of(value):
-    """Returns the tensors of a node's value."""
-    return [one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, torch.Tensor)]
-
-
-def _category(dtype):
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
-
-
-def is_number_beside(argument, node, device):
-    """Returns whether an argument of a call is a scalar of the CPU that counts as a number beside the tensors of a GPU."""
-    scalar = argument.meta.get("val")
-    is_scalar = isinstance(scalar, torch.Tensor) and scalar.dim() == 0 and scalar.device.type == "cpu" and device.type == "cuda"
-    if not is_scalar or not any(value is argument for value in [*node.args, *node.kwargs.values()]):
-        return False
-    others = [one for other in node.all_input_nodes for one in tensors_of(other.meta.get("val")) if one.device == device]
-    return any(_category(one.dtype) >= _category(scalar.dtype) for one in others if one.dim() > 0 or one.dtype == scalar.dtype)
-
-
-def _tensors_read(node):
-    return [one for argument in node.all_input_nodes for one in tensors_of(argument.meta.get("val"))]
 
 
 def device_of(graph):
