@@ -6,7 +6,6 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel, ForeachOperand};
 use thalweg_ir::{BodyBuilder, DType, Layout, OutputPlace, byte_count};
-use thalweg_kernels::foreach::launches;
 use thalweg_lock::Mutex;
 use thalweg_runtime::Result;
 
@@ -73,9 +72,7 @@ fn to_each(call: &Call<'_>) -> Result<Tensors> {
     for (from, items) in lists {
         let kernel = cast_kernel(from, dtype);
         let arguments = ForeachArguments { shared: SmallVec::new(), scalars: SmallVec::new(), items };
-        for launch in launches(&kernel, &arguments) {
-            stream.launch_native(&launch, call.label)?;
-        }
+        call.launch(&kernel, (call.device, &arguments))?;
     }
     Ok(results)
 }
