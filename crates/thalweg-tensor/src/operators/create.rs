@@ -409,8 +409,8 @@ fn triangle(call: &Call<'_>, is_lower: bool) -> Result<Tensors> {
     let count = x.shape()[..x.rank() - 2].iter().product();
     let matrices = x.detach().reshape(&[count, rows, columns])?;
     let result = match for_kernel_over(&matrices) {
-        Some(over) if over.is_contiguous() => over,
-        _ => {
+        Some(over) => over,
+        None => {
             Tensor::result_on(&[count, rows, columns], x.dtype(), &call.device.current_stream(), call.label)?
         }
     };
