@@ -58,7 +58,7 @@ operators! {
             let exponent = part(built_in!("thalweg::exponent_of_power")?)?.detach().to_dtype(DType::I32)?;
             Ok(Tensors::from_iter([part(built_in!("thalweg::fraction_of_power")?)?, exponent]))
         });
-    /// Returns self, but not below min and not above max; max if min is above it, and NaN if a bound is NaN. At the bounds the
+    /// Returns self, but not below min and not above max; max if min is above it, and NaN if one of two bounds is NaN. At the bounds the
     /// gradient is passed on. Bounds that the dtype cannot represent are refused.
     "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"
         fn clamp(min: scalar, max: scalar) = Lowered(clamp);
@@ -406,10 +406,12 @@ fn shifted<'a>(call: &'a Call<'a>, sign: i64) -> Result<LoopCall<'a>> {
 
 /// Returns the loop of a clamp with one bound or both, which the compute dtype must be able to represent.
 fn clamp<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
+    // As in PyTorch, a NaN that is the only bound is none, unlike in `clamp_min` and `clamp_max`.
+    let bound = |given: Scalar, none: f64| if given.to_f64().is_nan() { Scalar::F64(none) } else { given };
     let lowered = match (call.optional_scalar(1), call.optional_scalar(2)) {
         (Some(min), Some(max)) => with_numbers(call, &table::clamp, [min, max]),
-        (Some(min), None) => with_numbers(call, &table::clamp_min, [min]),
-        (None, Some(max)) => with_numbers(call, &table::clamp_max, [max]),
+        (Some(min), None) => with_numbers(call, &table::clamp_min, [bound(min, f64::NEG_INFINITY)]),
+        (None, Some(max)) => with_numbers(call, &table::clamp_max, [bound(max, f64::INFINITY)]),
         (None, None) => {
             refuse!("torch.clamp: At least one of 'min' or 'max' must not be None");
         }
