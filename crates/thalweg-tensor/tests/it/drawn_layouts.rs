@@ -350,8 +350,10 @@ fn slice_like(x: &Tensor) -> Tensor {
     random(&[&x.shape()[..1], &[1], &x.shape()[2..]].concat(), 21)
 }
 
-fn mask(x: &Tensor) -> Result<Tensor> {
-    random(x.shape(), 22).gt_scalar(0.0)
+/// Calls an operator with indices in the second dimension and a source.
+fn with_source(name: &str, x: &Tensor, indices: &Tensor) -> Result<Tensor> {
+    let source = slice_like(x);
+    call(name, &[x.into(), 1i64.into(), indices.into(), (&source).into()])
 }
 
 const WRITERS: &[Writer] = &[
@@ -372,40 +374,30 @@ const WRITERS: &[Writer] = &[
             call(&format!("index_put{form}"), &arguments)
         },
     },
-    Writer {
-        name: "index_add",
-        of: |x, form| {
-            let arguments = [x.into(), 1i64.into(), (&last(x)).into(), (&slice_like(x)).into()];
-            call(&format!("index_add{form}"), &arguments)
-        },
-    },
-    Writer {
-        name: "index_copy",
-        of: |x, form| {
-            let arguments = [x.into(), 1i64.into(), (&last(x)).into(), (&slice_like(x)).into()];
-            call(&format!("index_copy{form}"), &arguments)
-        },
-    },
+    Writer { name: "index_add", of: |x, form| with_source(&format!("index_add{form}"), x, &last(x)) },
+    Writer { name: "index_copy", of: |x, form| with_source(&format!("index_copy{form}"), x, &last(x)) },
     Writer {
         name: "index_fill",
         of: |x, form| {
-            let arguments = [x.into(), 1i64.into(), (&last(x)).into(), 5.0.into()];
-            call(&format!("index_fill{form}.int_Scalar"), &arguments)
+            let last = last(x);
+            call(
+                &format!("index_fill{form}.int_Scalar"),
+                &[x.into(), 1i64.into(), (&last).into(), 5.0.into()],
+            )
         },
     },
     Writer {
         name: "scatter_add",
         of: |x, form| {
-            let index = last(x).expand(slice_like(x).shape())?;
-            let arguments = [x.into(), 1i64.into(), (&index).into(), (&slice_like(x)).into()];
-            call(&format!("scatter_add{form}"), &arguments)
+            let indices = last(x).reshape(&[1, 1, 1])?.expand(slice_like(x).shape())?;
+            with_source(&format!("scatter_add{form}"), x, &indices)
         },
     },
     Writer {
         name: "masked_scatter",
         of: |x, form| {
-            let arguments = [x.into(), (&mask(x)?).into(), (&random(x.shape(), 24)).into()];
-            call(&format!("masked_scatter{form}"), &arguments)
+            let (mask, source) = (random(x.shape(), 22).gt_scalar(0.0)?, random(x.shape(), 24));
+            call(&format!("masked_scatter{form}"), &[x.into(), (&mask).into(), (&source).into()])
         },
     },
     Writer { name: "cumsum", of: |x, form| call(&format!("cumsum{form}"), &[x.into(), 1i64.into()]) },
