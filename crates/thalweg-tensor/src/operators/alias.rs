@@ -166,8 +166,8 @@ fn widest(x: &Tensor) -> Result<Tensor> {
     x.to_dtype(if x.dtype().is_complex() { DType::C128 } else { DType::F64 })
 }
 
-/// Returns floats times 2 to the power of integers, in the dtype of the floats. Three factors multiply in turn, which the dtype represents
-/// for every exponent that matters: greater ones make each number infinite or 0 as well.
+/// Returns floats times 2 to the power of integers, in the dtype of the floats. Three factors multiply in turn, which the dtype
+/// represents for every exponent that matters: greater ones make each number infinite or 0 as well.
 fn scaled_by_powers(x: &Tensor, exponents: &Tensor) -> Result<Tensor> {
     let wide = x.dtype().compute();
     let most = if wide == DType::F64 { 2_100 } else { 300 };

@@ -215,8 +215,8 @@ pub(super) fn power_of_number(call: &Call<'_>) -> Result<Tensors> {
     power(&base, exponent).map(single)
 }
 
-/// Returns base^exponent = exp(exponent · log base). For a base of 0 it is 0 where the exponent's real part is positive, infinite where that
-/// is negative, 1 where the exponent is 0, and otherwise NaN.
+/// Returns base^exponent = exp(exponent · log base). For a base of 0 it is 0 where the exponent's real part is positive, infinite
+/// where that is negative, 1 where the exponent is 0, and otherwise NaN.
 pub(super) fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
     let dtype = DType::promote(base.dtype(), exponent.dtype());
     let dtype = dtype.map_err(|error| Error::invalid(error.to_string()))?;

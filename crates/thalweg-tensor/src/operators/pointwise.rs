@@ -58,8 +58,8 @@ operators! {
             let exponent = part(built_in!("thalweg::exponent_of_power")?)?.detach().to_dtype(DType::I32)?;
             Ok(Tensors::from_iter([part(built_in!("thalweg::fraction_of_power")?)?, exponent]))
         });
-    /// Returns self, but not below min and not above max; max if min is above it, and NaN if one of two bounds is NaN. At the bounds the
-    /// gradient is passed on. Bounds that the dtype cannot represent are refused.
+    /// Returns self, but not below min and not above max; max if min is above it, and NaN if one of two bounds is NaN. At the
+    /// bounds the gradient is passed on. Bounds that the dtype cannot represent are refused.
     "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"
         fn clamp(min: scalar, max: scalar) = Lowered(clamp);
     /// Returns self + weight · (end − self) for tensors of one floating-point dtype.
