@@ -34,16 +34,16 @@ macro_rules! parts_table {
                 samples: [[-3.0], [0.75], [0.011]],
                 numbers: [],
             }
-            /// x, but not below min; NaN where x or min is NaN, and the gradient is 0 there.
+            /// x, but not below min. The gradient is 0 where x or min is NaN.
             clamp_min(x; min) Numeric {
-                body: x.ge(min).select(x, x.lt(min).select(min, (x + min).detach())),
+                body: x.ge(min).select(x, x.lt(min).select(min, x.detach())),
                 reference: x.max(min),
                 samples: [[-2.0], [0.5]],
                 numbers: [-1.0],
             }
-            /// x, but not above max; NaN where x or max is NaN, and the gradient is 0 there.
+            /// x, but not above max. The gradient is 0 where x or max is NaN.
             clamp_max(x; max) Numeric {
-                body: x.le(max).select(x, x.gt(max).select(max, (x + max).detach())),
+                body: x.le(max).select(x, x.gt(max).select(max, x.detach())),
                 reference: x.min(max),
                 samples: [[-2.0], [0.5]],
                 numbers: [0.25],
@@ -299,15 +299,9 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5]],
                 numbers: [-3.0],
             }
-            /// x between min_val and max_val; max_val where min_val is above it, and NaN where any of the three is NaN. The gradient
-            /// at the bounds is 0.
+            /// x between min_val and max_val. The gradient at the bounds is 0.
             hardtanh_of(x; min_val, max_val) Numeric {
-                body: {
-                    let bound = x.ge(max_val).or(max_val.lt(min_val)).select(max_val, x.le(min_val).select(min_val, x.detach()));
-                    let is_number = min_val.eq(min_val).and(max_val.eq(max_val));
-                    let other = is_number.select(bound, (x + min_val + max_val).detach());
-                    x.gt(min_val).and(x.lt(max_val)).select(x, other)
-                },
+                body: x.le(min_val).select(min_val, x.ge(max_val).select(max_val, x)),
                 reference: x.clamp(min_val, max_val),
                 samples: [[-2.0], [0.5], [4.0]],
                 numbers: [-1.0, 2.0],
