@@ -218,7 +218,8 @@ pub enum Node {
     Fma(ExprId, ExprId, ExprId),
     /// The second operand where the first (bool) is true, else the third.
     Select(ExprId, ExprId, ExprId),
-    /// The value in the node's dtype. Floats to integers truncate and saturate, NaN becomes 0; any value to bool is "not 0".
+    /// The value in the node's dtype. Floats to integers truncate and saturate, to narrow ones after [`DType::from_float`], and NaN
+    /// becomes 0; any value to bool is "not 0".
     Cast(ExprId),
     /// The random word (0 to 2³² − 1, as i64) for a seed, a subsequence and a position, in this order:
     /// [`philox::word`](crate::philox::word). The operands are i64 and are read as u64. Equal operands always result in the same

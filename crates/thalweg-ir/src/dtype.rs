@@ -191,6 +191,16 @@ macro_rules! define_dtypes {
                 }
             }
 
+            /// Returns the integer type that a float is converted to on the way to this type, so that the low bits of a number
+            /// beyond a narrow type remain, as in PyTorch; the type itself for all others.
+            pub const fn from_float(self) -> Self {
+                match self {
+                    Self::U8 => Self::I64,
+                    Self::I8 | Self::I16 | Self::U16 => Self::I32,
+                    other => other,
+                }
+            }
+
             /// Returns PyTorch's name (`float32`).
             pub const fn name(self) -> &'static str {
                 match self {

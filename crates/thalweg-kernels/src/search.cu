@@ -1,4 +1,4 @@
-// The places of values in sorted rows; NaN is the greatest value.
+// The places of values in sorted rows. A value is placed after NaN, and NaN after every number, as in PyTorch.
 #ifndef NAME
 #include "defaults.cuh"
 #endif
@@ -14,10 +14,6 @@ struct arguments {
     u64 dtype;
 };
 
-static __device__ __forceinline__ bool before(Sum a, Sum b) {
-    return a < b || (b != b && a == a);
-}
-
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     for (u64 at = u64(blockIdx.x) * 256 + threadIdx.x; at < x.rows * x.count; at += u64(gridDim.x) * 256) {
         const u64 begin = at / x.count * x.length;
@@ -26,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
         while (low < high) {
             const u64 probe = low + (high - low) / 2;
             const Sum point = LOAD(x.sorted[begin + probe]);
-            if (x.right ? !before(value, point) : before(point, value)) {
+            if (x.right ? !(point > value) : !(point >= value)) {
                 low = probe + 1;
             } else {
                 high = probe;

@@ -64,22 +64,16 @@ impl NativeKernel for Placed<Search, [DevicePointer; 3]> {
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let (search, at, []): (Search, _, _) = arguments::unpack("search", launch)?;
     if search.dtype == DType::I64 {
-        return run_typed::<i64>(launch, &search, at, |a, b| a < b);
+        return run_typed::<i64, i64>(launch, &search, at, |x| x);
     }
-    with_float!("search", search.dtype, T => run_typed::<T>(launch, &search, at, is_before))
+    with_float!("search", search.dtype, T => run_typed::<T, f64>(launch, &search, at, T::to_f64))
 }
 
-/// Returns whether a float precedes another: NaN is above every number.
-fn is_before<T: Element>(a: &T, b: &T) -> bool {
-    let (a, b) = (a.to_f64(), b.to_f64());
-    a < b || (b.is_nan() && !a.is_nan())
-}
-
-fn run_typed<T: Element>(
+fn run_typed<T: Element, K: PartialOrd>(
     launch: &HostLaunch<'_>,
     search: &Search,
     at: [DevicePointer; 3],
-    is_before: impl Fn(&T, &T) -> bool,
+    key: impl Fn(T) -> K,
 ) -> Result<(), HostFault> {
     let [sorted, values, places] = at;
     let (length, count) = (search.length as usize, search.count as usize);
@@ -88,10 +82,16 @@ fn run_typed<T: Element>(
     let values = launch.read::<T>(values, rows * count)?;
     let places = launch.write::<i64>(places, rows * count)?;
     for (at, (place, value)) in places.iter_mut().zip(values).enumerate() {
-        let row = &sorted[at / count * length..][..length];
-        let stands_before =
-            |point: &T| if search.right { !is_before(value, point) } else { is_before(point, value) };
-        *place = row.partition_point(stands_before) as i64;
+        let (row, value) = (&sorted[at / count * length..][..length], key(*value));
+        let (mut low, mut high) = (0, length);
+        // The probes are those of the kernel, which matters to rows that are not sorted.
+        while low < high {
+            let probe = low + (high - low) / 2;
+            let point = key(row[probe]);
+            let is_at_least = point > value || !search.right && point == value;
+            if is_at_least { high = probe } else { low = probe + 1 }
+        }
+        *place = low as i64;
     }
     Ok(())
 }

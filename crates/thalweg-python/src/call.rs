@@ -504,14 +504,14 @@ impl Function {
         if let Some(out) = extra.out {
             return self.run_out(py, overload, &mut arguments, out);
         }
-        let generator = extra.generator.map(|generator| generator.get().source());
+        let generator = extra.generator.map(|generator| generator.get().source(py)).transpose()?;
         if let Some(generator) = extra.generator {
             let named = arguments.iter().find_map(|argument| match argument {
                 Argument::Device(device) => Some(*device),
                 _ => None,
             });
             let place = first.map(Tensor::device).or(named).or(device.as_ref());
-            place.map_or(Ok(()), |place| generator.get().check(place))?;
+            place.map_or(Ok(()), |place| generator.get().check(py, place))?;
         }
         if overload.gives_numbers {
             return number_results(py, operator, &arguments, device);

@@ -10,29 +10,40 @@ use thalweg_lock::Mutex;
 use crate::device::{PyDevice, or_current};
 use crate::failure::{run, runtime, value_error};
 
-/// A source of random numbers on a device (`torch.Generator`).
+/// A source of random numbers on a device (`torch.Generator`). One that has none yet becomes, at its first use, the default generator
+/// of the device that is then current: `manual_seed` opens no device.
 #[pyclass(name = "Generator", module = "thalweg", frozen)]
-pub struct PyGenerator(Mutex<Arc<DeviceGenerator>>);
+pub struct PyGenerator(Mutex<Option<Arc<DeviceGenerator>>>);
 
 /// The seed of a generator that was not seeded, the same as PyTorch's.
 const SEED: u64 = 67_280_421_310_721;
 
 impl PyGenerator {
+    /// Returns a generator with a source.
+    fn of(source: Arc<DeviceGenerator>) -> Self {
+        Self(Mutex::new(Some(source)))
+    }
+
     /// Returns the random source.
-    pub fn source(&self) -> Arc<DeviceGenerator> {
-        self.0.lock().clone()
+    pub fn source(&self, py: Python<'_>) -> PyResult<Arc<DeviceGenerator>> {
+        if let Some(source) = &*self.0.lock() {
+            return Ok(source.clone());
+        }
+        let device = or_current(py, None)?;
+        let source = run(py, || default_generator(&device))?;
+        Ok(self.0.lock().get_or_insert(source).clone())
     }
 
     /// Returns the source for a call that host and device perform together, which cannot be captured.
     fn for_host(&self, py: Python<'_>, call: &str) -> PyResult<Arc<DeviceGenerator>> {
-        let source = self.source();
+        let source = self.source(py)?;
         check_host(py, source.device(), &format!("Generator.{call}"))?;
         Ok(source)
     }
 
     /// Refuses a generator of another device than that of the result.
-    pub fn check(&self, device: &Device) -> PyResult<()> {
-        let source = self.source();
+    pub fn check(&self, py: Python<'_>, device: &Device) -> PyResult<()> {
+        let source = self.source(py)?;
         if source.device() == device {
             return Ok(());
         }
@@ -60,13 +71,13 @@ impl PyGenerator {
     #[pyo3(signature = (device=None))]
     fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let device = or_current(py, device)?;
-        Ok(Self(Mutex::new(Arc::new(run(py, || DeviceGenerator::new(SEED, &device))?))))
+        Ok(Self::of(Arc::new(run(py, || DeviceGenerator::new(SEED, &device))?)))
     }
 
     /// The device.
     #[getter]
-    fn device(&self) -> PyDevice {
-        PyDevice::of(self.source().device().clone())
+    fn device(&self, py: Python<'_>) -> PyResult<PyDevice> {
+        Ok(PyDevice::of(self.source(py)?.device().clone()))
     }
 
     /// Sets the seed, and returns the generator itself.
@@ -117,15 +128,16 @@ impl PyGenerator {
     }
 
     /// Returns a generator that shares its state with this one, for `graphsafe_set_state`.
-    fn graphsafe_get_state(&self) -> Self {
-        Self(Mutex::new(self.source()))
+    fn graphsafe_get_state(&self, py: Python<'_>) -> PyResult<Self> {
+        self.source(py).map(Self::of)
     }
 
     /// Shares the state of another generator from now on. Draws that were already captured keep the former state.
     fn graphsafe_set_state(&self, state: &Bound<'_, Self>) -> PyResult<()> {
-        let source = state.get().source();
-        state.get().check(self.source().device())?;
-        *self.0.lock() = source;
+        let py = state.py();
+        let source = state.get().source(py)?;
+        state.get().check(py, self.source(py)?.device())?;
+        *self.0.lock() = Some(source);
         Ok(())
     }
 
@@ -147,11 +159,18 @@ impl PyGenerator {
 #[pyo3(signature = (device=None))]
 fn _default_generator(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyGenerator> {
     let device = or_current(py, device)?;
-    run(py, || default_generator(&device)).map(|source| PyGenerator(Mutex::new(source)))
+    run(py, || default_generator(&device)).map(PyGenerator::of)
+}
+
+/// Returns the default generator of the device that is current when it is first used.
+#[pyfunction]
+fn _generator_of_current_device() -> PyGenerator {
+    PyGenerator(Mutex::new(None))
 }
 
 /// Adds the class and the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyGenerator>()?;
+    module.add_function(wrap_pyfunction!(_generator_of_current_device, module)?)?;
     module.add_function(wrap_pyfunction!(_default_generator, module)?)
 }

@@ -224,20 +224,21 @@ fn for_kernel(layout: &Layout, device: &Device, dtype: DType) -> Option<Tensor> 
     })
 }
 
-/// Takes the offer whose memory is that of a tensor, or of which the tensor is a view of all elements in the same order, if the
-/// kernel may overwrite the elements that it reads.
+/// Takes the offer whose memory a contiguous tensor is, if the kernel may overwrite the elements that it reads. The tensor may have
+/// another shape than the offer.
 fn consumed(x: &Tensor) -> Option<Tensor> {
+    if !x.is_contiguous() {
+        return None;
+    }
     OFFERS.with_borrow_mut(|offers| {
         let is_x = |offer: &&mut Offer| {
             let target = &offer.target;
-            let is_same_view = target.is_contiguous()
-                && x.is_contiguous()
-                && target.elements() == x.elements()
-                && target.layout().offset() == x.layout().offset();
             offer.is_read
                 && target.shares_storage_with(x)
                 && target.dtype() == x.dtype()
-                && (target.layout() == x.layout() || is_same_view)
+                && target.is_contiguous()
+                && target.elements() == x.elements()
+                && target.layout().offset() == x.layout().offset()
         };
         let offer = offers.iter_mut().find(is_x)?;
         offer.is_taken = true;
@@ -245,7 +246,7 @@ fn consumed(x: &Tensor) -> Option<Tensor> {
     })
 }
 
-/// Returns a contiguous tensor itself as the memory for the result of a kernel that reads each point before it writes it.
+/// Returns a tensor itself, if it is contiguous, as the memory for the result of a kernel that reads each point before it writes it.
 pub(crate) fn for_kernel_over(x: &Tensor) -> Option<Tensor> {
     consumed(x).filter(|x| x.pointer().address().is_multiple_of(ALIGNMENT))
 }
@@ -264,7 +265,7 @@ impl Tensor {
         for_kernel(layout, stream.device(), dtype)
     }
 
-    /// Returns the elements in writable memory: the tensor's own if its operator may overwrite it, else a copy.
+    /// Returns the elements in writable, contiguous memory: the tensor's own if its operator may overwrite it, else a copy.
     pub(crate) fn owned(&self, location: CallLocation) -> Result<Self> {
         consumed(self).map_or_else(|| self.copied(location), Ok)
     }

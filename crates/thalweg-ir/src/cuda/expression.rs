@@ -131,6 +131,9 @@ fn cast(x: &str, from: DType, to: DType) -> String {
         }
         _ if from.is_complex() => cast(&format!("({x}).re"), from.real(), to),
         _ if to.is_complex() => format!("{}{{{}, 0}}", to.short_name(), cast(x, from, to.real())),
+        _ if to.is_integer() && from.is_floating_point() && to.from_float() != to => {
+            cast(&cast(x, from, to.from_float()), to.from_float(), to)
+        }
         _ if to.is_integer() && from.is_floating_point() => format!("saturate<{}>({x})", to.short_name()),
         _ => format!("{}({x})", to.short_name()),
     }

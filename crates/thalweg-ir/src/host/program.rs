@@ -513,7 +513,7 @@ impl<'k> Compiler<'k> {
     }
 
     /// Casts a value. Casts between a 16-bit float and another type go through f32, those between a complex number and another
-    /// type through its real part.
+    /// type through its real part, those of a float to a narrow integer through a wider one.
     fn emit_cast(&mut self, operand: ValueId, to: DType, section: usize) -> ValueId {
         let from = self.values[operand as usize].dtype;
         let half = |dtype: DType| dtype.compute() != dtype;
@@ -521,6 +521,7 @@ impl<'k> Compiler<'k> {
             (false, true) => to.real(),
             (true, false) if to != DType::Bool => from.real(),
             _ if half(from) || half(to) => DType::F32,
+            _ if from.is_floating_point() => to.from_float(),
             _ => to,
         };
         if from != to && ![from, to].contains(&between) {

@@ -69,7 +69,8 @@ macro_rules! activations_table {
             hardswish(x) Floating {
                 body: {
                     let inside = x * (x + 3.0) * (1.0 / 6.0);
-                    x.le(-3.0).select(x.like(0.0), x.lt(3.0).select(inside, x))
+                    // The product is NaN at −∞, as in PyTorch.
+                    x.le(-3.0).select(x.detach() * 0.0, x.lt(3.0).select(inside, x))
                 },
                 reference: x * ((x + 3.0) / 6.0).clamp(0.0, 1.0),
                 samples: [[-4.0], [0.5], [4.0]],

@@ -172,9 +172,9 @@ def nuclear_norm(input, dim=None, keepdim=False, *, out=None):
 
 
 def norm_except_dim(v, pow=2, dim=0):
-    """Returns the norm over all dimensions but one. The others have extent 1 in the result."""
-    others = [place for place in _builtins.range(v.dim()) if place != dim % max(v.dim(), 1)]
-    return norm(v, pow, None if dim == -1 else others, dim != -1)
+    """Returns the norm over all dimensions but one, or over all if `dim` is -1. The others have extent 1 in the result."""
+    from .nn.utils.weight_norm import norm_except_dim as norms
+    return norms(v, pow, dim)
 
 
 def affine_grid_generator(theta, size, align_corners):

@@ -18,7 +18,7 @@ def _drawing(device=None):
 
 
 def manual_seed(seed):
-    """Seeds the default generator of every device in use."""
+    """Seeds the default generator of every device in use. Returns that of the device that is current when it is used."""
     global _seed
     seed = int(seed)
     if not -2**63 <= seed < 2**64:
@@ -28,6 +28,7 @@ def manual_seed(seed):
         _core._default_generator("cpu").manual_seed(_seed)
     else:
         _core._manual_seed((_seed + 2**63) % 2**64 - 2**63)
+    return _core._generator_of_current_device()
 
 
 def seed():

@@ -163,9 +163,11 @@ impl Geometry {
         let dtype = inputs[0].dtype();
         let outputs = [(shape, dtype), (shape, DType::I64)];
         let outputs = if pass == PoolPass::Greatest { &outputs[..] } else { &outputs[..1] };
-        // With channels innermost in the first input, they are so in all.
-        let channels_last = inputs[0].rank() > 3
-            && inputs[0].rank() == shape.len()
+        // With channels innermost in the first input, they are so in all. Without batches, the second dimension is an axis.
+        let is_batch = |shape: &[usize]| shape.len() > 3 && shape[..2].iter().product::<usize>() == planes;
+        let channels_last = inputs[0].rank() == shape.len()
+            && is_batch(inputs[0].shape())
+            && is_batch(shape)
             && inputs[0].layout().is_like_channels_last();
         let channels = if channels_last { shape[1] } else { 1 };
         let Some(kernel) = self.kernel(pass, [planes / channels.max(1), channels], dtype) else {

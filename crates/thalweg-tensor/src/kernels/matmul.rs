@@ -101,7 +101,7 @@ struct Added<'a> {
 impl Added<'_> {
     /// Returns the tensor itself if a result of this shape may overwrite it.
     fn consumed(&self, shape: &[usize]) -> Option<Tensor> {
-        (self.tensor.shape() == shape && self.tensor.is_contiguous()).then(|| for_kernel_over(self.tensor))?
+        (self.tensor.shape() == shape).then(|| for_kernel_over(self.tensor))?
     }
 
     /// Returns the tensor as the bias of a layer if it is one row that is added to every row of a result of this shape.

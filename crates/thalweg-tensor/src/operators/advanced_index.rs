@@ -29,8 +29,8 @@ operators! {
     "index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"
         fn index(indices: optional_tensors) = Composite(|call| {
             let x = call.tensor(0);
-            if let Some(mask) = mask_of(call, x).transpose()?.filter(|mask| mask.shape() == x.shape()) {
-                let arguments = [x.into(), (&mask).into()];
+            if let Some((_, mask)) = only_mask(call, x).filter(|(_, mask)| mask.shape() == x.shape()) {
+                let arguments = [x.into(), mask.into()];
                 return super::call(built_in!("thalweg::compact")?, &arguments, None, call.label.location).map(single);
             }
             match Indexed::new(call, x)? {
@@ -308,16 +308,18 @@ fn check_written(x: &Tensor, values: &Tensor) -> Result<()> {
     ))
 }
 
-/// Returns the only index of a call, if it is a mask whose extents match the tensor's, as a mask over all of the tensor's
-/// dimensions.
-fn mask_of(call: &Call<'_>, x: &Tensor) -> Option<Result<Tensor>> {
+/// Returns the only index of a call, if it is a mask whose extents match the tensor's from a dimension on, and that dimension.
+fn only_mask<'a>(call: &'a Call<'_>, x: &Tensor) -> Option<(usize, &'a Tensor)> {
     let Argument::OptionalTensors(list) = call.argument(1) else { return None };
     let (first, mask) = list.iter().enumerate().find_map(|(at, index)| Some((at, index.as_ref()?)))?;
     let is_only = list.iter().flatten().count() == 1;
     let fits = x.shape().get(first..first + mask.rank()) == Some(mask.shape());
-    if !is_only || mask.dtype() != DType::Bool || mask.rank() == 0 || !fits {
-        return None;
-    }
+    (is_only && mask.dtype() == DType::Bool && mask.rank() > 0 && fits).then_some((first, mask))
+}
+
+/// Returns the only index of a call, if it is a mask whose extents match the tensor's, as a mask that is broadcast to the tensor.
+fn mask_of(call: &Call<'_>, x: &Tensor) -> Option<Result<Tensor>> {
+    let (first, mask) = only_mask(call, x)?;
     let mut shape: Shape = mask.shape().into();
     shape.resize(x.rank() - first, 1);
     Some(mask.reshape(&shape))

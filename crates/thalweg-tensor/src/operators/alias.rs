@@ -127,8 +127,11 @@ operators! {
         let base = Tensor::full(&[], call.scalar(0).to_f64(), exponent.dtype(), call.device)?;
         base.pow(&exponent).map(single)
     }), autocast: Parts, complex: Wide;
-    /// Returns self · 2 to the power of other.
+    /// Returns self · 2 to the power of other. Floats times powers of integers keep their dtype.
     "ldexp.Tensor(Tensor self, Tensor other) -> Tensor" fn ldexp(other: tensor) = Composite(|call| {
+        if call.tensor(0).dtype().is_floating_point() && call.tensor(1).dtype().is_integer() {
+            return scaled_by_powers(call.tensor(0), call.tensor(1)).map(single);
+        }
         let base = thalweg_ir::Scalar::F64(2.0);
         let arguments = [base.into(), call.tensor(1).into()];
         let power = super::call(built_in!("pow.Scalar")?, &arguments, None, call.label.location)?;
@@ -161,6 +164,17 @@ fn check_power(base: &Tensor, exponent: DType) -> Result<()> {
 /// Returns the elements in the widest dtype of their kind: f64, or complex128.
 fn widest(x: &Tensor) -> Result<Tensor> {
     x.to_dtype(if x.dtype().is_complex() { DType::C128 } else { DType::F64 })
+}
+
+/// Returns floats times 2 to the power of integers, in the dtype of the floats. Three factors multiply in turn, which the dtype
+/// represents for every exponent that matters: greater ones make each number infinite or 0 as well.
+fn scaled_by_powers(x: &Tensor, exponents: &Tensor) -> Result<Tensor> {
+    let wide = x.dtype().compute();
+    let most = if wide == DType::F64 { 2_100 } else { 300 };
+    let exponents = exponents.to_dtype(DType::I64)?.clamp(-most, most)?.to_dtype(wide)?;
+    let third = exponents.div_scalar(3.0)?.floor()?;
+    let (factor, last) = (third.exp2()?, exponents.sub(&third.add(&third)?)?.exp2()?);
+    x.to_dtype(wide)?.mul(&factor)?.mul(&factor)?.mul(&last)?.to_dtype(x.dtype())
 }
 
 fn empty_permuted(call: &Call<'_>) -> Result<Tensor> {

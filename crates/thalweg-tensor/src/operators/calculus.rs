@@ -112,7 +112,8 @@ fn diff(call: &Call<'_>) -> Result<Tensor> {
     // After as many steps as there are elements nothing is left.
     for _ in 0..n.min(result.size(dim)? as i64) {
         let [before, after] = neighbours(&result, dim)?;
-        result = if x.dtype() == DType::Bool { after.logical_xor(&before)? } else { after.sub(&before)? };
+        result =
+            if result.dtype() == DType::Bool { after.logical_xor(&before)? } else { after.sub(&before)? };
     }
     Ok(result)
 }

@@ -215,7 +215,8 @@ pub(super) fn power_of_number(call: &Call<'_>) -> Result<Tensors> {
     power(&base, exponent).map(single)
 }
 
-/// Returns base^exponent = exp(exponent · log base); for a base of 0 it is 0, and 1 where the exponent is 0 too.
+/// Returns base^exponent = exp(exponent · log base). For a base of 0 it is 0 where the exponent's real part is positive, infinite
+/// where that is negative, 1 where the exponent is 0, and otherwise NaN.
 pub(super) fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
     let dtype = DType::promote(base.dtype(), exponent.dtype());
     let dtype = dtype.map_err(|error| Error::invalid(error.to_string()))?;
@@ -224,7 +225,9 @@ pub(super) fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
     let one = Tensor::ones(&[], DType::C128, base.device())?;
     let is_zero = base.eq_scalar(0.0)?;
     let result = is_zero.select_where(&one, &base)?.log()?.mul(&exponent)?.exp()?;
-    let of_zero = exponent.eq_scalar(0.0)?.to_dtype(DType::C128)?;
+    let magnitude = exponent.detach().real()?.mul_scalar(f64::NEG_INFINITY)?.exp()?;
+    let of_zero = of_parts(&magnitude, &magnitude.mul_scalar(0.0)?)?;
+    let of_zero = exponent.eq_scalar(0.0)?.select_where(&one, &of_zero)?;
     is_zero.select_where(&of_zero, &result)?.to_dtype(dtype)
 }
 

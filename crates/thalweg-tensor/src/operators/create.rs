@@ -409,8 +409,8 @@ fn triangle(call: &Call<'_>, is_lower: bool) -> Result<Tensors> {
     let count = x.shape()[..x.rank() - 2].iter().product();
     let matrices = x.detach().reshape(&[count, rows, columns])?;
     let result = match for_kernel_over(&matrices) {
-        Some(over) if over.is_contiguous() => over,
-        _ => call.new_result(&[count, rows, columns], x.dtype())?,
+        Some(over) => over,
+        None => call.new_result(&[count, rows, columns], x.dtype())?,
     };
     if result.elements() > 0 {
         let placed = |tensor: &Tensor| Placement::Strided {

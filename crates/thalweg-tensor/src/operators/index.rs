@@ -459,7 +459,7 @@ impl Write {
 /// Returns the neutral element of a way to combine.
 fn neutral(combine: Combine, dtype: DType) -> Scalar {
     let (lowest, highest) = match dtype {
-        dtype if dtype.is_floating_point() => (Scalar::F64(f64::NEG_INFINITY), Scalar::F64(f64::INFINITY)),
+        dtype if dtype.is_differentiable() => (Scalar::F64(f64::NEG_INFINITY), Scalar::F64(f64::INFINITY)),
         DType::Bool => (Scalar::I64(0), Scalar::I64(1)),
         dtype => {
             let bits = 8 * dtype.size_bytes() as u32;

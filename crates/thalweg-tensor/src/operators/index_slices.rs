@@ -117,7 +117,7 @@ fn index_add(call: &Call<'_>) -> Result<Tensors> {
     if alpha.to_f64() == 1.0 {
         return places.scatter(source, Combine::Sum).map(single);
     }
-    if alpha.is_floating_point() && !source.dtype().is_floating_point() {
+    if alpha.is_floating_point() && !source.dtype().is_differentiable() {
         refuse!("For integral input tensors, argument alpha must not be a floating point number.");
     }
     let scaled = source.mul(&number_like(source, alpha)?)?;

@@ -84,7 +84,7 @@ operators! {
                 return add_to(input, call, &a.unsqueeze(1)?, &b.unsqueeze(0)?).map(single);
             }
             let is_fraction = [3, 4].iter().any(|&place| matches!(call.scalar(place), Scalar::F64(_)));
-            if !input.dtype().is_floating_point() && is_fraction {
+            if !input.dtype().is_differentiable() && is_fraction {
                 refuse!("For integral input tensors, argument alpha must not be a floating point number.");
             }
             blend(call, outer(a, b)?)

@@ -60,14 +60,14 @@ operators! {
     "linalg_vander(Tensor x, *, SymInt? N=None) -> Tensor"
         fn linalg_vander()
         = Composite(|call| vander(call).map(single)), autocast: Parts;
-    /// Returns the sums of products along a dimension, which are broadcast.
+    /// Returns the sums along a dimension of the products of x's complex conjugates and y. The shapes are broadcast.
     "linalg_vecdot(Tensor x, Tensor y, *, int dim=-1) -> Tensor"
         fn linalg_vecdot(y: tensor)
         = Composite(|call| {
         let (x, y) = (call.tensor(0), call.tensor(1));
         check_same_dtype("linalg.vecdot", x, y)?;
         let wide = x.dtype().compute();
-        let product = x.to_dtype(wide)?.mul(&y.to_dtype(wide)?)?;
+        let product = x.conj()?.to_dtype(wide)?.mul(&y.to_dtype(wide)?)?;
         product.sum(&[call.int(2)], false)?.to_dtype(x.dtype()).map(single)
     }), autocast: Lower;
     /// Returns the cross products of vectors of three elements along a dimension, which are broadcast.

@@ -1,5 +1,7 @@
 //! Elementwise operators whose schema needs more than one formula: they choose a body.
 
+use std::cmp::Ordering;
+
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::{LoopOp, table};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
@@ -58,8 +60,8 @@ operators! {
             let exponent = part(built_in!("thalweg::exponent_of_power")?)?.detach().to_dtype(DType::I32)?;
             Ok(Tensors::from_iter([part(built_in!("thalweg::fraction_of_power")?)?, exponent]))
         });
-    /// Returns self, but not below min and not above max; max if min is above it, and NaN if a bound is NaN. At the bounds the
-    /// gradient is passed on. Bounds that the dtype cannot represent are refused.
+    /// Returns self, but not below min and not above max; max if min is above it, and NaN if one of two bounds is NaN (one bound that is NaN is none). At the
+    /// bounds the gradient is passed on. Bounds that the dtype cannot represent are refused.
     "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"
         fn clamp(min: scalar, max: scalar) = Lowered(clamp);
     /// Returns self + weight · (end − self) for tensors of one floating-point dtype.
@@ -192,10 +194,22 @@ operators! {
         });
     /// Returns self, but not below min; NaN if min is NaN.
     "clamp_min(Tensor self, Scalar min) -> Tensor"
-        fn clamp_min(min: scalar) = Lowered(|call| Ok(with_numbers(call, &table::clamp_min, [call.scalar(1)])));
+        fn clamp_min(min: scalar) = Lowered(|call| {
+            let min = call.scalar(1);
+            Ok(match min.to_f64().is_nan() {
+                true => with_numbers(call, &table::clamp, [min, Scalar::F64(f64::INFINITY)]),
+                false => with_numbers(call, &table::clamp_min, [min]),
+            })
+        });
     /// Returns self, but not above max; NaN if max is NaN.
     "clamp_max(Tensor self, Scalar max) -> Tensor"
-        fn clamp_max(max: scalar) = Lowered(|call| Ok(with_numbers(call, &table::clamp_max, [call.scalar(1)])));
+        fn clamp_max(max: scalar) = Lowered(|call| {
+            let max = call.scalar(1);
+            Ok(match max.to_f64().is_nan() {
+                true => with_numbers(call, &table::clamp, [Scalar::F64(f64::NEG_INFINITY), max]),
+                false => with_numbers(call, &table::clamp_max, [max]),
+            })
+        });
     /// Returns self, but not below min, which is broadcast.
     "clamp_min.Tensor(Tensor self, Tensor min) -> Tensor"
         fn clamp_min_tensor(min: tensor)
@@ -238,6 +252,10 @@ operators! {
         fn hardtanh(min_val: scalar, max_val: scalar) = Lowered(|call| {
             let bounds = [call.scalar(1), call.scalar(2)];
             Ok(match call.tensor(0).dtype().is_floating_point() {
+                // Bounds that are NaN, or in the wrong order, are those of a clamp.
+                true if bounds[0].to_f64().partial_cmp(&bounds[1].to_f64()).is_none_or(Ordering::is_gt) => {
+                    with_numbers(call, &table::clamp, bounds)
+                }
                 true => with_numbers(call, &table::hardtanh_of, bounds),
                 false => with_numbers(call, &table::hardtanh_of, bounds.map(|bound| Scalar::I64(bound.to_i64()))),
             })

@@ -184,7 +184,11 @@ fn nearest(call: &Call<'_>, count: usize, by: ResampleBy) -> Result<Tensors> {
 fn interpolated(call: &Call<'_>, count: usize, [edges, corners]: [ResampleBy; 2]) -> Result<Tensors> {
     let align_corners = call.bool(2);
     let by = if align_corners { corners } else { edges };
-    resized(call, by, &axes(call, count, 3, align_corners)?)
+    let mut axes = axes(call, count, 3, align_corners)?;
+    // As in PyTorch, linear interpolation keeps the points of an axis that keeps its extent, whatever the scale.
+    let is_kept = |axis: &&mut Axis| by == ResampleBy::Linear && axis.size == axis.extent;
+    axes.iter_mut().filter(is_kept).for_each(|axis| axis.scale = 1.0);
+    resized(call, by, &axes)
 }
 
 fn linear(call: &Call<'_>, count: usize) -> Result<Tensors> {

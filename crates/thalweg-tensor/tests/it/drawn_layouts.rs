@@ -1,5 +1,5 @@
 //! Operators whose backward pass is a kernel of its own take every layout that their forward pass takes: the gradient of an
-//! operand in any layout is that of the contiguous one.
+//! operand in any layout is that of the contiguous one. Forms in place write into every layout what the operator returns.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Label, Result};
@@ -191,6 +191,11 @@ const FUNCTIONS: &[Function] = &[
         shapes: &[&[2, 3, 6, 4]],
         of: |t| call("avg_pool2d", &[(&t[0]).into(), [2i64, 2].as_slice().into()]),
     },
+    Function {
+        name: "the squares of avg_pool3d without a batch",
+        shapes: &[&[2, 4, 3, 6]],
+        of: |t| call("avg_pool3d", &[(&t[0]).into(), [2i64, 2, 2].as_slice().into()])?.square(),
+    },
     Function { name: "cumsum", shapes: &[&[4, 6]], of: |t| t[0].cumsum(1) },
     Function { name: "cumprod", shapes: &[&[4, 6]], of: |t| t[0].cumprod(0) },
     Function { name: "logsumexp", shapes: &[&[4, 6]], of: |t| t[0].logsumexp(&[1], false) },
@@ -327,4 +332,94 @@ fn attention_over_channels_has_gradients() {
         values(&channels.grad().unwrap())
     };
     assert_close(&of(false), &of(true), 2e-3);
+}
+
+/// An operator that returns its first tensor changed, and its form in place, whose name ends in `_`.
+struct Writer {
+    name: &'static str,
+    of: fn(&Tensor, &str) -> Result<Tensor>,
+}
+
+/// The last place of the second dimension.
+fn last(x: &Tensor) -> Tensor {
+    Tensor::from_slice(&[x.shape()[1] as i64 - 1], &[1], &device()).unwrap()
+}
+
+/// Random numbers for one place of the second dimension.
+fn slice_like(x: &Tensor) -> Tensor {
+    random(&[&x.shape()[..1], &[1], &x.shape()[2..]].concat(), 21)
+}
+
+/// Calls an operator with indices in the second dimension and a source.
+fn with_source(name: &str, x: &Tensor, indices: &Tensor) -> Result<Tensor> {
+    let source = slice_like(x);
+    call(name, &[x.into(), 1i64.into(), indices.into(), (&source).into()])
+}
+
+const WRITERS: &[Writer] = &[
+    Writer {
+        name: "index_put",
+        of: |x, form| {
+            let indices = [None, Some(last(x))];
+            let (indices, source) = (Argument::OptionalTensors(&indices), slice_like(x));
+            call(&format!("index_put{form}"), &[x.into(), indices, (&source).into()])
+        },
+    },
+    Writer {
+        name: "index_put that adds",
+        of: |x, form| {
+            let (first, source) = (last(x).zeros_like()?, random(&x.shape()[2..], 23));
+            let indices = [Some(first), Some(last(x))];
+            let arguments = [x.into(), Argument::OptionalTensors(&indices), (&source).into(), true.into()];
+            call(&format!("index_put{form}"), &arguments)
+        },
+    },
+    Writer { name: "index_add", of: |x, form| with_source(&format!("index_add{form}"), x, &last(x)) },
+    Writer { name: "index_copy", of: |x, form| with_source(&format!("index_copy{form}"), x, &last(x)) },
+    Writer {
+        name: "index_fill",
+        of: |x, form| {
+            let last = last(x);
+            call(
+                &format!("index_fill{form}.int_Scalar"),
+                &[x.into(), 1i64.into(), (&last).into(), 5.0.into()],
+            )
+        },
+    },
+    Writer {
+        name: "scatter_add",
+        of: |x, form| {
+            let indices = last(x).reshape(&[1, 1, 1])?.expand(slice_like(x).shape())?;
+            with_source(&format!("scatter_add{form}"), x, &indices)
+        },
+    },
+    Writer {
+        name: "masked_scatter",
+        of: |x, form| {
+            let (mask, source) = (random(x.shape(), 22).gt_scalar(0.0)?, random(x.shape(), 24));
+            call(&format!("masked_scatter{form}"), &[x.into(), (&mask).into(), (&source).into()])
+        },
+    },
+    Writer { name: "cumsum", of: |x, form| call(&format!("cumsum{form}"), &[x.into(), 1i64.into()]) },
+    Writer { name: "tril", of: |x, form| call(&format!("tril{form}"), &[x.into()]) },
+];
+
+#[test]
+fn forms_in_place_write_into_any_layout_what_the_operator_returns() {
+    let layouts = || LAYOUTS.iter().filter(|layout| !layout.name.contains("expanded"));
+    for writer in WRITERS {
+        for (shape, layout) in [[1, 3, 4], [2, 3, 4], [1, 3, 1], [3, 1, 4]]
+            .iter()
+            .flat_map(|shape| layouts().map(move |layout| (shape, layout)))
+        {
+            let context = format!("{} of {shape:?} {}", writer.name, layout.name);
+            let memory = random(&(layout.memory)(shape), 20);
+            let expected = memory.add_scalar(0.0).unwrap();
+            let view = (layout.view)(&memory, shape).unwrap();
+            let result = (writer.of)(&view, "").unwrap_or_else(|error| panic!("{context}: {error}"));
+            (layout.view)(&expected, shape).unwrap().copy_(&result).unwrap();
+            (writer.of)(&view, "_").unwrap_or_else(|error| panic!("{context}: {error}"));
+            assert_eq!(values(&memory), values(&expected), "{context}");
+        }
+    }
 }

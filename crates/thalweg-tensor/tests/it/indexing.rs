@@ -156,6 +156,11 @@ fn masks_read_and_write_where_they_are_true() {
     check_gradient(&x, |x| x.masked_select(&mask).unwrap());
     check_gradient(&source, |source| x.masked_scatter(&mask, source).unwrap());
     check_gradient(&x, |x| x.masked_fill(&mask, 9.0).unwrap());
+    // Dimensions that the mask does not cover remain, also where their extent is 1.
+    let row = tensor(&[1.0, 0.0], &[2], DType::Bool);
+    let column = x.narrow(1, 1, 1).unwrap();
+    let read = column.index(&[Some(row)]).unwrap();
+    assert_eq!((read.shape(), values(&read)), (&[1, 1][..], vec![all[1]]));
     let none = tensor(&[0.0; 6], &[2, 3], DType::Bool);
     assert_eq!(x.masked_select(&none).unwrap().shape(), [0]);
     let wrong = x.index(&[Some(tensor(&[1.0, 0.0, 1.0], &[3], DType::Bool))]).unwrap_err();

@@ -108,10 +108,14 @@ fn gradients_are_summed_over_broadcast_dimensions() {
 }
 
 #[test]
-fn conversions_round_and_saturate() {
+fn conversions_round_and_saturate_or_wrap() {
     let x = Tensor::from_slice(&[-1.5f64, 0.5, 300.7, f64::NAN, f64::INFINITY], &[5], &device()).unwrap();
     assert_eq!(x.to_dtype(DType::I32).unwrap().to_vec::<i32>().unwrap(), [-1, 0, 300, 0, i32::MAX]);
-    assert_eq!(x.to_dtype(DType::U8).unwrap().to_vec::<u8>().unwrap(), [0, 0, 255, 0, 255]);
+    // Those to 8 and 16 bits go through wider integers, as in PyTorch.
+    assert_eq!(x.to_dtype(DType::U8).unwrap().to_vec::<u8>().unwrap(), [255, 0, 44, 0, 255]);
+    assert_eq!(x.to_dtype(DType::I8).unwrap().to_vec::<i8>().unwrap(), [-1, 0, 44, 0, -1]);
+    let wide = x.mul_scalar(200.0).unwrap().to_dtype(DType::F32).unwrap();
+    assert_eq!(wide.to_dtype(DType::I16).unwrap().to_vec::<i16>().unwrap(), [-300, 100, -5396, 0, -1]);
     assert_eq!(x.to_dtype(DType::Bool).unwrap().to_vec::<u8>().unwrap(), [1, 1, 1, 1, 1]);
     let third = Tensor::from_slice(&[1.0f64 / 3.0], &[1], &device()).unwrap();
     assert_close(&values(&third.to_dtype(DType::F16).unwrap()), &[0.333_251_953_125], 0.0);

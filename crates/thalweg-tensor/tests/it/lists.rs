@@ -38,7 +38,11 @@ fn lists_are_cast_as_each_tensor_by_itself() {
                 for (made, one) in to_each(&tensors, to).iter().zip(&tensors) {
                     let wanted = one.to_dtype(to).unwrap();
                     assert_eq!(bits(made), bits(&wanted), "{from} to {to} of {:?}", one.shape());
-                    assert_eq!((made.dtype(), made.layout().strides()), (to, wanted.layout().strides()));
+                    assert_eq!(made.dtype(), to);
+                    // A tensor of the dtype is its own conversion, gaps included.
+                    if from != to {
+                        assert_eq!(made.layout().strides(), wanted.layout().strides());
+                    }
                     assert!(!made.shares_storage_with(one), "the results are new");
                 }
             }

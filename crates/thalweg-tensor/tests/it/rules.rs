@@ -367,9 +367,9 @@ fn narrow_integers_wrap_and_are_summed_in_int64() {
     assert_eq!(words.to_dtype(DType::I16).unwrap().to_vec::<i16>().unwrap(), [-1, 0, 1, -25_536]);
     let floats = tensor(&[-40_000.7, f64::NAN, 1.9, 1e9], &[4], DType::F32);
     let converted = |dtype| values(&floats.to_dtype(dtype).unwrap());
-    assert_eq!(converted(DType::I8), [-128.0, 0.0, 1.0, 127.0]);
-    assert_eq!(converted(DType::I16), [-32_768.0, 0.0, 1.0, 32_767.0]);
-    assert_eq!(converted(DType::U16), [0.0, 0.0, 1.0, 65_535.0]);
+    assert_eq!(converted(DType::I8), [-64.0, 0.0, 1.0, 0.0]);
+    assert_eq!(converted(DType::I16), [25_536.0, 0.0, 1.0, -13_824.0]);
+    assert_eq!(converted(DType::U16), [25_536.0, 0.0, 1.0, 51_712.0]);
     let counted = Tensor::arange(300, -2, 1, DType::I16, &device()).unwrap();
     assert_eq!(counted.to_vec::<i16>().unwrap(), (-2..298).collect::<Vec<i16>>());
     let columns = counted.reshape(&[3, 100]).unwrap().transpose(0, 1).unwrap().contiguous().unwrap();
