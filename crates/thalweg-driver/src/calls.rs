@@ -13,8 +13,8 @@ pub(crate) use crate::{
     GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags,
     HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, MatmulAlgorithm, MatmulCall,
     MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes,
-    PoolHandle, PoolUsage, ProcessMemory, RecurrentMemory, RecurrentShape, Registration, Result, ShareableHandle,
-    StreamHandle, TensorMap, TensorTiles,
+    PoolHandle, PoolUsage, ProcessMemory, RecurrentMemory, RecurrentShape, Registration, Result,
+    ShareableHandle, StreamHandle, TensorMap, TensorTiles,
 };
 
 /// Invokes a macro with the list of all calls. Each of them is written as in a trait: documentation, name, `&self`, arguments and

@@ -16,8 +16,8 @@ use thalweg_driver::{
 };
 
 use super::capture::CapturedCall;
-use super::clock::Clock;
 use super::chosen::Speaking;
+use super::clock::Clock;
 use super::model::{Model, Record, StreamId};
 use super::space::ObjectKind;
 use super::{Instrument, SanitizerDriver, take_label, threads};

@@ -10,8 +10,9 @@ use thalweg_driver::{
     FunctionHandle, GpuCall, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle,
     GraphNodeHandle, GraphNodeKind, HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle,
     Label, Launch, LibraryLaunch, MatmulAlgorithm, MatmulCall, MemoryAccess, MemoryAdvice, MemoryInfo,
-    ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, ProcessMemory, RecurrentMemory,
-    RecurrentShape, Registration, Result, ShareableHandle, StreamHandle, TensorMap, TensorTiles, Version,
+    ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, ProcessMemory,
+    RecurrentMemory, RecurrentShape, Registration, Result, ShareableHandle, StreamHandle, TensorMap,
+    TensorTiles, Version,
 };
 
 use super::SimDriver;

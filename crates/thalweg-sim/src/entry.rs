@@ -51,7 +51,7 @@ impl SimDriver {
             let answer = body(&mut locked)?;
             if !locked.awaited.is_empty() {
                 let awaited = std::mem::take(&mut locked.awaited);
-                locked.wait_for_result(&awaited)?;
+                locked.work_for(&awaited)?;
             }
             Ok(answer)
         };

@@ -103,7 +103,11 @@ impl Storage {
 
     /// Returns a storage over memory of another library, which may write it unnoticed if the memory is shared.
     pub(crate) fn external(buffer: Buffer, is_shared: bool) -> Self {
-        Self { is_resizable: AtomicBool::new(false), is_exported: AtomicBool::new(is_shared), ..Self::new(buffer) }
+        Self {
+            is_resizable: AtomicBool::new(false),
+            is_exported: AtomicBool::new(is_shared),
+            ..Self::new(buffer)
+        }
     }
 
     /// Returns a storage over an output of a graph, which the graph may move to other memory.
@@ -332,7 +336,12 @@ impl Storage {
             "the storage has no memory of its own to be moved: it was freed, or belongs to a graph"
         );
         let stream = self.device.current_stream();
-        stream.copy_on_device(memory.pointer(), own.pointer(), own.size_bytes().min(memory.size_bytes()), label)?;
+        stream.copy_on_device(
+            memory.pointer(),
+            own.pointer(),
+            own.size_bytes().min(memory.size_bytes()),
+            label,
+        )?;
         own.record_use(&stream);
         self.mark_exported();
         self.is_resizable.store(false, Ordering::Relaxed);

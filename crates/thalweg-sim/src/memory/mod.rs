@@ -146,9 +146,14 @@ impl HostAddress {
 #[derive(Debug)]
 pub(super) enum Allocation {
     Plain(Segment),
-    Pinned { memory: Anonymous, bytes: u64 },
+    Pinned {
+        memory: Anonymous,
+        bytes: u64,
+    },
     /// Memory of the process, with the range of addresses that was taken for it.
-    Process { taken: Range },
+    Process {
+        taken: Range,
+    },
 }
 
 /// Physical memory with addresses of its own, page by page.

@@ -58,11 +58,13 @@ impl Memory {
     pub(crate) fn process_map(&mut self, memory: &ProcessMemory) -> CallResult<u64> {
         let (start, bytes) = (memory.address() as u64, nonzero(memory.size_bytes())?);
         let inside = start % PINNED_PAGE_BYTES;
-        let needed = bytes.checked_add(inside).and_then(|sum| sum.checked_next_multiple_of(PINNED_PAGE_BYTES));
+        let needed =
+            bytes.checked_add(inside).and_then(|sum| sum.checked_next_multiple_of(PINNED_PAGE_BYTES));
         let taken = needed.and_then(|needed| {
             Some(Range { start: self.pinned_addresses.take(needed, PINNED_PAGE_BYTES)?, bytes: needed })
         });
-        let no_room = || Refusal::new(Code::OutOfMemory, format!("no addresses for {bytes} bytes of the process"));
+        let no_room =
+            || Refusal::new(Code::OutOfMemory, format!("no addresses for {bytes} bytes of the process"));
         let taken = taken.ok_or_else(no_room)?;
         let address = taken.start + inside;
         let span = Span {
