@@ -316,8 +316,8 @@ impl PyTensor {
         slf.tensor().dtype().size_bytes()
     }
 
-    /// Returns the address of the first element, or 0 if there is none. On the simulated GPU the host may read and write there, unless
-    /// it is shown as a GPU.
+    /// Returns the address of the first element, or 0 if there is none. If the simulated GPU is shown as the CPU, the host may read and
+    /// write there; otherwise it is the device's address, as in snapshots of its memory.
     fn data_ptr(slf: &Bound<'_, Self>) -> PyResult<u64> {
         let tensor = slf.tensor();
         let device = tensor.device();
@@ -325,7 +325,7 @@ impl PyTensor {
             return Ok(0);
         }
         tensor.mark_exported();
-        if device.is_simulated() && !device::is_shown_as_cuda(device) {
+        if device.is_simulated() && device::is_shown_as_cpu() {
             if let Some(address) = run(slf.py(), || tensor.host_address(false))? {
                 return Ok(address);
             }

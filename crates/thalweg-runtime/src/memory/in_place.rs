@@ -1,7 +1,7 @@
 //! The host's view of a buffer, through which it accesses the memory in place.
 //!
 //! A view belongs to its buffer, and ends before the buffer's memory is returned. The address that it has given out is valid as long as
-//! the buffer: whoever keeps the address keeps a tensor over the buffer.
+//! the buffer: the code that keeps the address keeps a tensor over the buffer.
 
 use thalweg_driver::DevicePointer;
 

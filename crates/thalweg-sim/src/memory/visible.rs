@@ -20,7 +20,7 @@ use crate::memory::{
 };
 use crate::refusal::{CallResult, Refusal};
 
-/// What is added to an address of the process to make it a physical address.
+/// The difference between a physical address of memory of the process and its address there.
 pub(crate) const PROCESS_BASE: u64 = 0x0c00_0000_0000_0000;
 
 /// Ranges of addresses that the host accesses in place. They do not overlap, and each may be viewed several times.
