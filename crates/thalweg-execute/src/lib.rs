@@ -52,29 +52,54 @@ pub fn compile_ahead<'a>(
     wanted: impl IntoIterator<Item = (&'a LoopLaunch, Option<&'a Steps>, Addresses)>,
 ) {
     let mut kernels: Vec<(KernelKey, Kernel)> = Vec::new();
+    for (launch, steps, addresses) in wanted {
+        each_kernel(device, launch, steps, addresses, |key, launch, plan| {
+            if !device.has_kernel(&key) && kernels.iter().all(|(known, _)| *known != key) {
+                kernels.push((key, launch.kernel(&plan)));
+            }
+        });
+    }
+    device.compile_ahead(kernels);
+}
+
+/// Compiles the kernels of a launch in the background, because it is expected with addresses of this alignment. Does not block. Errors
+/// are those of the launch.
+pub fn expect(device: &Device, launch: &LoopLaunch, alignment_bytes: u64) {
+    let Ok(steps) = launch.steps() else { return };
+    let address = DevicePointer::new(alignment_bytes);
+    let inputs = SmallVec::from_elem(address, launch.body.inputs.len());
+    let outputs = SmallVec::from_elem(address, launch.body.outputs.len());
+    each_kernel(device, launch, steps.as_ref(), (inputs, outputs), |key, launch, plan| {
+        device.expect_kernel(&key, || launch.kernel(&plan));
+    });
+}
+
+/// Calls a function with each kernel of a launch, or of its steps. An address of 0 is memory that is not allocated yet. Leaves out what
+/// cannot be planned.
+fn each_kernel(
+    device: &Device,
+    launch: &LoopLaunch,
+    steps: Option<&Steps>,
+    (inputs, outputs): Addresses,
+    mut call: impl FnMut(KernelKey, &LoopLaunch, LaunchPlan),
+) {
     let mut add = |launch: &LoopLaunch, alignment_bytes: u64| {
         let found =
             device.with_clusters(|has_clusters| planned(launch, device, alignment_bytes, has_clusters));
-        if let Ok((key, plan)) = found
-            && !device.has_kernel(&key)
-            && kernels.iter().all(|(known, _)| *known != key)
-        {
-            kernels.push((key, launch.kernel(&plan)));
+        if let Ok((key, plan)) = found {
+            call(key, launch, plan);
         }
     };
-    for (launch, steps, (inputs, outputs)) in wanted {
-        match steps {
-            None => add(launch, alignment_of(inputs.iter().chain(&outputs).copied())),
-            Some(steps) => {
-                let temporaries = vec![DevicePointer::new(0); steps.temporaries.len()];
-                for step in &steps.list {
-                    let (read, written) = addresses(step, &inputs, &outputs, &temporaries);
-                    add(&step.launch, alignment_of(read.iter().chain(&written).copied()));
-                }
+    match steps {
+        None => add(launch, alignment_of(inputs.iter().chain(&outputs).copied())),
+        Some(steps) => {
+            let temporaries = vec![DevicePointer::new(0); steps.temporaries.len()];
+            for step in &steps.list {
+                let (read, written) = addresses(step, &inputs, &outputs, &temporaries);
+                add(&step.launch, alignment_of(read.iter().chain(&written).copied()));
             }
         }
     }
-    device.compile_ahead(kernels);
 }
 
 /// The addresses of the inputs and of the outputs of a launch.

@@ -8,6 +8,8 @@
 macro_rules! for_each_function {
     ($callback:ident) => {
         $callback! {
+            /// 1 / √x.
+            Rsqrt rsqrt "rsqrt" [crate::functions::rsqrt_of_f32, crate::functions::rsqrt_of_f64];
             /// eˣ.
             Exp exp "exp" [crate::host::vectors::exp, f64::exp];
             /// 2ˣ.
@@ -61,6 +63,14 @@ pub(crate) use for_each_function;
 use std::f64::consts::PI;
 
 use crate::Value;
+
+pub(crate) fn rsqrt_of_f32(x: f32) -> f32 {
+    1.0 / x.sqrt()
+}
+
+pub(crate) fn rsqrt_of_f64(x: f64) -> f64 {
+    1.0 / x.sqrt()
+}
 
 /// Returns arcosh x; NaN below 1, where `libm` returns numbers.
 pub(crate) fn acosh_of_f32(x: f32) -> f32 {

@@ -47,6 +47,11 @@ pub struct Held {
 }
 
 impl Held {
+    /// Returns whether a thread keeps elements or values from one pass to another.
+    pub fn keeps(&self) -> bool {
+        self.kept.contains(&true) || self.made_in.iter().any(Option::is_some)
+    }
+
     /// Plans a body whose repeated inputs `class` lists. `values` states whether computed values are kept at all. Returns `None`
     /// if a row output or the report depends on single points.
     pub fn of(body: &Body, class: &Class, values: bool) -> Option<Self> {

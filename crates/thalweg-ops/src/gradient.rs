@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_ir::{Body, BodyBuilder, Node};
+use thalweg_ir::{
+    Body, BodyBuilder, DType, ExprId, InputKind, Node, Output, OutputPlace, ReduceOp, Reduction,
+};
 use thalweg_lock::RwLock;
 
 use crate::definition::{DTypes, FromInputs, FromResult, LoopOp, Signature};
@@ -185,6 +187,59 @@ pub fn without(signature: &Signature, derived: &GradientBody, absent: u32) -> Pa
             saved: kept.iter().copied().filter(|&place| place < saved).collect(),
         }
     })
+}
+
+/// A gradient that sums some of its outputs over the points of rows.
+#[derive(Clone, Debug)]
+pub struct SummedGradient {
+    /// A number that distinguishes this body from every other body of the operator's signature.
+    pub id: u64,
+    /// The inputs of the gradient's body that this one reads, by their numbers.
+    pub inputs: SmallVec<[usize; 4]>,
+    /// The body: one value per row for each output that is summed, and one per point for each other.
+    pub body: Arc<Body>,
+}
+
+/// Returns a gradient of an operator of this signature with each output at its place: [`Row`](OutputPlace::Row) for its sum over rows,
+/// [`Point`](OutputPlace::Point) for its values; others are left out. Returns `None` if its points do not have a value each that rows can
+/// sum.
+pub fn summed(
+    signature: &Signature,
+    derived: &GradientBody,
+    places: &[Option<OutputPlace>],
+) -> Option<Arc<SummedGradient>> {
+    type Key = (u64, Signature, SmallVec<[Option<OutputPlace>; 4]>);
+    static GRADIENTS: Cache<Key, Option<Arc<SummedGradient>>> = OnceLock::new();
+    keep(&GRADIENTS, (derived.id, signature.clone(), places.into()), || {
+        let body = &derived.body;
+        let is_of_points = body.reductions.is_empty()
+            && !body.uses_coordinates()
+            && body.report.is_none()
+            && body.inputs.iter().all(|input| input.kind == InputKind::Strided)
+            && body.outputs.iter().all(|output| output.scatter.is_none())
+            && body.outputs.iter().all(|output| matches!(body.dtype(output.value), DType::F32 | DType::F64));
+        is_of_points.then(|| Arc::new(with_sums(derived, places)))
+    })
+}
+
+fn with_sums(derived: &GradientBody, places: &[Option<OutputPlace>]) -> SummedGradient {
+    let (mut id, mut body) = (derived.id, Body::clone(&derived.body));
+    body.outputs.clear();
+    for (&place, output) in places.iter().zip(&derived.body.outputs) {
+        let number = place.map_or(3, |place| 1 + place as u64);
+        id = (id ^ number).wrapping_mul(0xa076_1d64_78bd_642f);
+        let Some(place) = place else { continue };
+        let mut output = Output { place, ..*output };
+        if place == OutputPlace::Row {
+            body.dtypes.push(body.dtype(output.value));
+            body.nodes.push(Node::Reduced { reduction: body.reductions.len() as u16 });
+            body.reductions.push(Reduction { op: ReduceOp::Sum, value: output.value });
+            output.value = ExprId(body.nodes.len() as u32 - 1);
+        }
+        body.outputs.push(output);
+    }
+    let (body, inputs) = without_unused_inputs(&body.pruned());
+    SummedGradient { id, inputs, body: Arc::new(body) }
 }
 
 /// Returns the body of a gradient that the entry computes from its inputs.

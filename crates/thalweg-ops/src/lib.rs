@@ -37,7 +37,8 @@ pub use definition::{
 };
 pub use elementwise::{elementwise, parts, table};
 pub use gradient::{
-    ForwardBody, GradientBody, PartialGradient, forward, forward_into, gradient, gradient_of, without,
+    ForwardBody, GradientBody, PartialGradient, SummedGradient, forward, forward_into, gradient, gradient_of,
+    summed, without,
 };
 pub use plan::{
     Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan, plan_in_lanes,

@@ -230,10 +230,10 @@ fn rows_that_fit_into_registers_are_held() {
     assert_eq!(of(32_772, 32_772), (1024, 4, 9), "vectors, which each pass loads again");
     assert_eq!(of(64 * 4096, 64 * 4096).2, 64);
     assert_eq!(of(64 * 4096 + 4, 64 * 4096 + 4).2, 0, "a cascade");
-    assert_eq!(of(65_537, 65_537).2, 0, "single elements");
+    assert_eq!(of(65_537, 65_537), (1024, 4, 17), "vectors that begin before the row");
     // Loads are as wide as the alignment of all rows.
     assert_eq!(of(1024, 1026), (32, 2, 16));
-    assert_eq!(of(1023, 1023), (32, 1, 32));
+    assert_eq!(of(1023, 1023), (64, 4, 5));
     assert_eq!(of(72, 72), (8, 4, 3), "18 vectors leave fewer of 8 threads idle than of 32");
     assert_eq!(sum(&[100], &[1024], &[1024], &[1]).class.cascade, 1);
 }

@@ -30,7 +30,7 @@ impl Device {
         }
         // Two threads may both compile; the second one to finish launches the first one's kernel, and its own is unloaded at the
         // end.
-        let ahead = table.ahead.lock().remove(key);
+        let ahead = table.ahead.take(key);
         let (kernel, code) = match ahead {
             Some(KernelCode { kernel, code }) => (kernel, code),
             None => (Arc::new(make()), CompiledCode::Nothing),
@@ -68,8 +68,8 @@ impl Device {
         let kernels: Vec<_> = kernels.into_iter().map(|(key, kernel)| (key, Arc::new(kernel))).collect();
         let work = || {
             while let Some((key, kernel)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let code = KernelCode { kernel: kernel.clone(), code: self.compiled(kernel) };
-                self.kernels().ahead.lock().insert(key.clone(), code);
+                let code = KernelCode { kernel: kernel.clone(), code: self.code_of(kernel) };
+                self.kernels().ahead.put(key.clone(), code);
             }
         };
         std::thread::scope(|scope| {
@@ -78,19 +78,34 @@ impl Device {
         });
     }
 
-    /// Compiles a kernel, unless its machine code is in a folder.
-    fn compiled(&self, kernel: &Arc<Kernel>) -> CompiledCode {
-        let ImageKind::Cubin(capability) = self.properties().image_kind else {
-            return CompiledCode::Host(self.host_function(kernel));
-        };
-        let source = thalweg_ir::cuda::print(kernel);
-        let wanted = Wanted { name: &kernel.name, source: &source, capability };
-        let image =
-            compiler().ok().filter(|compiler| !has_code(self.environment(), &wanted, &compiler.name()));
-        let image = image.and_then(|compiler| {
-            Compile::compile(compiler, &wanted, &options_for(&wanted.architecture())).ok()
+    /// Returns whether kernels that are expected are compiled in the background ([`expect_kernel`](Self::expect_kernel)).
+    pub fn compiles_in_background(&self) -> bool {
+        matches!(self.properties().image_kind, ImageKind::Cubin(_))
+            && self.environment().compile_threads() > 1
+    }
+
+    /// Compiles a kernel in the background, because a later launch is expected to need it. Does nothing if it is loaded, or if kernels
+    /// are functions of the host. Does not block.
+    pub fn expect_kernel(&self, key: &KernelKey, make: impl FnOnce() -> Kernel) {
+        let threads = self.environment().compile_threads() - 1;
+        let ImageKind::Cubin(capability) = self.properties().image_kind else { return };
+        let ahead = &self.kernels().ahead;
+        if threads == 0 || self.has_kernel(key) || ahead.contains(key) || compiler().is_err() {
+            return;
+        }
+        let (environment, kernel) = (self.environment().clone(), Arc::new(make()));
+        ahead.expect(key.clone(), threads, move || {
+            let code = compiled(&environment, capability, &kernel);
+            KernelCode { kernel, code }
         });
-        image.map_or(CompiledCode::Nothing, CompiledCode::Image)
+    }
+
+    /// Returns the code of a kernel that is compiled ahead.
+    fn code_of(&self, kernel: &Arc<Kernel>) -> CompiledCode {
+        match self.properties().image_kind {
+            ImageKind::Cubin(capability) => compiled(self.environment(), capability, kernel),
+            _ => CompiledCode::Host(self.host_function(kernel)),
+        }
     }
 
     fn host_function(&self, kernel: &Arc<Kernel>) -> Arc<dyn HostKernel> {
@@ -254,6 +269,16 @@ impl Compile for Ahead<'_> {
     }
 }
 
+/// Compiles a kernel, unless its machine code is in a folder.
+fn compiled(environment: &Environment, capability: ComputeCapability, kernel: &Kernel) -> CompiledCode {
+    let source = thalweg_ir::cuda::print(kernel);
+    let wanted = Wanted { name: &kernel.name, source: &source, capability };
+    let image = compiler().ok().filter(|compiler| !has_code(environment, &wanted, &compiler.name()));
+    let image = image
+        .and_then(|compiler| Compile::compile(compiler, &wanted, &options_for(&wanted.architecture())).ok());
+    image.map_or(CompiledCode::Nothing, CompiledCode::Image)
+}
+
 /// Returns whether a folder has machine code of a kernel, which the driver may still refuse.
 fn has_code(environment: &Environment, wanted: &Wanted<'_>, compiler: &str) -> bool {
     let options = thalweg_ir::cuda::OPTIONS.join(" ");
@@ -261,10 +286,11 @@ fn has_code(environment: &Environment, wanted: &Wanted<'_>, compiler: &str) -> b
     let own = EntryKey { source: wanted.source, options: &options, architecture: &architecture, compiler };
     let is_precompiled = |folder: &PathBuf| {
         runnable_architectures(wanted.capability).any(|architecture| {
-            EntryKey { architecture: &architecture, compiler: "", ..own }.path(folder).is_file()
+            let key = EntryKey { architecture: &architecture, compiler: "", ..own };
+            key.path(folder).is_file() || kernel_pack::has(folder, &key)
         })
     };
-    environment.precompiled_directories.iter().any(is_precompiled)
+    precompiled_folders(environment).any(is_precompiled)
         || environment.cache_directory.as_ref().is_some_and(|base| own.path(&base.join("kernels")).is_file())
 }
 

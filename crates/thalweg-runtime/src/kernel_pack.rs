@@ -94,6 +94,16 @@ pub fn pack(entries: &[PathBuf], architecture: &str, folder: &Path) -> io::Resul
 /// Reads the machine code of a kernel from an architecture's pack in a folder. `None` if there is no pack, or no such entry. A
 /// pack that cannot be trusted is reported once on standard error.
 pub(crate) fn read_or_warn(folder: &Path, key: &EntryKey<'_>) -> Option<Vec<u8>> {
+    opened(folder, key)?.read(key.number())
+}
+
+/// Returns whether an architecture's pack in a folder has a kernel.
+pub(crate) fn has(folder: &Path, key: &EntryKey<'_>) -> bool {
+    opened(folder, key).is_some_and(|pack| pack.find(key.number()).is_some())
+}
+
+/// Returns the pack of an architecture in a folder, which is opened at the first call.
+fn opened(folder: &Path, key: &EntryKey<'_>) -> Option<Arc<Pack>> {
     static PACKS: OnceLock<Mutex<HashMap<PathBuf, Option<Arc<Pack>>>>> = OnceLock::new();
     let path = path(folder, key.architecture);
     let open = || match Pack::open(&path) {
@@ -104,8 +114,7 @@ pub(crate) fn read_or_warn(folder: &Path, key: &EntryKey<'_>) -> Option<Vec<u8>>
             None
         }
     };
-    let pack = PACKS.get_or_init(Mutex::default).lock().entry(path.clone()).or_insert_with(open).clone()?;
-    pack.read(key.number())
+    PACKS.get_or_init(Mutex::default).lock().entry(path.clone()).or_insert_with(open).clone()
 }
 
 impl Pack {
@@ -131,6 +140,11 @@ impl Pack {
     }
 
     fn read(&self, hash: u128) -> Option<Vec<u8>> {
+        self.unpacked(&self.find(hash)?)
+    }
+
+    /// Returns the row of a hash.
+    fn find(&self, hash: u128) -> Option<[u8; ROW]> {
         let (mut low, mut high) = (0, self.index.len() / ROW);
         while low < high {
             let middle = low.midpoint(high);
@@ -138,7 +152,7 @@ impl Pack {
             match u128::from_be_bytes(row[..16].try_into().expect("a hash")).cmp(&hash) {
                 std::cmp::Ordering::Less => low = middle + 1,
                 std::cmp::Ordering::Greater => high = middle,
-                std::cmp::Ordering::Equal => return self.unpacked(&row),
+                std::cmp::Ordering::Equal => return Some(row),
             }
         }
         None

@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod accesses;
+mod ahead;
 mod aligned;
 pub mod backends;
 pub mod command_list;

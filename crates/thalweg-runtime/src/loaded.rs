@@ -10,6 +10,7 @@ use thalweg_ir::{Class, DType, Kernel};
 use thalweg_lock::{Mutex, RwLock};
 
 use crate::accesses::Extent;
+use crate::ahead::Ahead;
 
 /// The key of a kernel of a device: the body (by a number that the caller keeps unique), the dtypes, and the class. A look-up
 /// must be cheap, so the key consists only of numbers.
@@ -63,7 +64,7 @@ pub(crate) struct KernelTable {
     pub(crate) loops: RwLock<FxHashMap<KernelKey, Arc<LoadedKernel>>>,
     pub(crate) natives: RwLock<FxHashMap<String, FunctionHandle>>,
     /// The code of kernels that were compiled ahead of their first launch, which takes it.
-    pub(crate) ahead: Mutex<FxHashMap<KernelKey, KernelCode>>,
+    pub(crate) ahead: Arc<Ahead<KernelKey, KernelCode>>,
     /// The modules of the kernels, which are unloaded with the device.
     pub(crate) modules: Mutex<Vec<ModuleHandle>>,
 }

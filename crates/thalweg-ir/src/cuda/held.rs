@@ -40,7 +40,8 @@ pub(super) fn shared_bytes(kernel: &Kernel) -> u32 {
     u32::from(class.shared) * class.threads_of_a_row() * u32::from(class.vector) * bytes as u32
 }
 
-/// The most vectors of a thread that are printed as separate statements rather than a loop.
+/// The most vectors of a thread that are printed as separate statements rather than a loop. Vectors that are kept always are: a register
+/// has no index.
 const UNROLLED: u8 = 16;
 
 impl RowPrinter<'_> {
@@ -91,10 +92,11 @@ impl RowPrinter<'_> {
     }
 
     /// Opens the loop over a thread's vectors of the row. Inside, `first` is the first point of the vector.
-    fn open_vectors(&self, writer: &mut Writer) {
+    fn open_vectors(&self, held: &Held, writer: &mut Writer) {
         let (class, index) = (&self.kernel.class, self.index);
         let (threads, vector) = (class.threads_of_a_row(), class.vector);
-        writer.line(if class.held <= UNROLLED { "#pragma unroll" } else { "#pragma unroll 4" });
+        let is_unrolled = class.held <= UNROLLED || held.keeps();
+        writer.line(if is_unrolled { "#pragma unroll" } else { "#pragma unroll 4" });
         writer.open(&format!("for (u32 k = 0; k < {}; ++k)", class.held));
         if class.shifted {
             // A first point before the row is a large number, which is not below the number of points.
@@ -142,7 +144,7 @@ impl RowPrinter<'_> {
                 }
             });
         }
-        self.open_vectors(writer);
+        self.open_vectors(held, writer);
         for &input in &inputs {
             match class.shared {
                 0 => self.print_load(input, &format!("input{input}[k]"), writer),
@@ -179,7 +181,7 @@ impl RowPrinter<'_> {
             let (dtype, class) = (body.dtypes[index].short_name(), &self.kernel.class);
             writer.line(&format!("{dtype} held{index}[{}][{}];", class.held, class.vector));
         }
-        self.open_vectors(writer);
+        self.open_vectors(held, writer);
         for &input in held.loads[pass].iter().filter(|&&input| !held.kept[input]) {
             let pack = self.pack(body.inputs[input].dtype);
             self.print_load(input, &format!("const {pack} input{input}"), writer);

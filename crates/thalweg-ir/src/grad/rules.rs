@@ -63,6 +63,7 @@ fn unary<'b>(op: Unary, x: Value<'b>, y: Value<'b>, g: Value<'b>) -> Option<Valu
         Unary::Conj => g.conj(),
         Unary::Abs => x.like(0.0).lt(x).select(g, masked(x.lt(0.0), neg(g))),
         Unary::Sqrt => div(g, y * 2.0),
+        Unary::Rsqrt => mul(g, y * y * y * -0.5),
         Unary::Exp => mul(g, y),
         // Not y + 1, which loses the digits of a small eˣ.
         Unary::Expm1 => mul(g, x.exp()),

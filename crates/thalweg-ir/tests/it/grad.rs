@@ -169,7 +169,9 @@ fn every_unary_primitive() {
     for &op in Unary::ALL {
         let (low, high) = match op {
             Unary::Not | Unary::Conj => continue,
-            Unary::Sqrt | Unary::Log | Unary::Log2 | Unary::Log10 | Unary::Lgamma => (0.3, 3.0),
+            Unary::Sqrt | Unary::Rsqrt | Unary::Log | Unary::Log2 | Unary::Log10 | Unary::Lgamma => {
+                (0.3, 3.0)
+            }
             Unary::Tan => (-1.0, 1.0),
             Unary::Asin | Unary::Acos | Unary::Atanh => (-0.7, 0.7),
             Unary::Acosh => (1.3, 3.0),

@@ -42,8 +42,22 @@ static __device__ __forceinline__ i32 higher(i32 a, i32 b) {
     return a < b ? b : a;
 }
 
+// The first coordinate of a window, and the one after its last, where windows divide the axis among them.
+static __device__ __forceinline__ range divided(const arguments& x, u32 axis, i32 window) {
+    const u32 extent = u32(x.extents[axis]), windows = u32(x.windows[axis]);
+    return {i32(u32(window) * extent / windows), i32((u32(window + 1) * extent + windows - 1) / windows)};
+}
+
+static __device__ __forceinline__ bool are_divided(const arguments& x) {
+    return x.stride[2] == 0;
+}
+
 static __device__ __forceinline__ range windows_of(const arguments& x, u32 axis, i32 at) {
     const i32 windows = i32(x.windows[axis]), stride = i32(x.stride[axis]);
+    if (are_divided(x)) {
+        const u32 extent = u32(x.extents[axis]);
+        return {i32(u32(at) * u32(windows) / extent), i32((u32(at + 1) * u32(windows) + extent - 1) / extent)};
+    }
     if (windows == 1 && x.extents[axis] == 1) {
         return {0, 1};
     }
@@ -53,8 +67,18 @@ static __device__ __forceinline__ range windows_of(const arguments& x, u32 axis,
     return {i32(first), lower(i32(u32(padded) / u32(stride)) + 1, windows)};
 }
 
+// The first coordinate of a window, which may be before the plane.
+static __device__ __forceinline__ i32 start_of(const arguments& x, u32 axis, i32 window) {
+    return are_divided(x) ? divided(x, axis, window).first : window * i32(x.stride[axis]) - i32(x.padding[axis]);
+}
+
 // The elements of a window along an axis that are points of the plane.
-static __device__ __forceinline__ range inside(const arguments& x, u32 axis, i32 first) {
+static __device__ __forceinline__ range inside(const arguments& x, u32 axis, i32 window) {
+    if (are_divided(x)) {
+        const range all = divided(x, axis, window);
+        return {0, all.end - all.first};
+    }
+    const i32 first = start_of(x, axis, window);
     const i32 dilation = i32(x.dilation[axis]), kernel = i32(x.kernel[axis]), rest = i32(x.extents[axis]) - first;
     if (dilation == 1) {
         return {higher(-first, 0), lower(kernel, rest)};
@@ -64,6 +88,10 @@ static __device__ __forceinline__ range inside(const arguments& x, u32 axis, i32
 
 // What an average over a window divides by along one axis.
 static __device__ __forceinline__ i32 span(const arguments& x, u32 axis, i32 window) {
+    if (are_divided(x)) {
+        const range all = divided(x, axis, window);
+        return all.end - all.first;
+    }
     const i32 extent = i32(x.extents[axis]), padding = i32(x.padding[axis]);
     const i32 first = window * i32(x.stride[axis]) - padding;
     const i32 end = lower(first + i32(x.kernel[axis]), extent + padding);
@@ -87,7 +115,7 @@ static __device__ __forceinline__ void of_window(const arguments& x, const u32 (
     i32 first[3];
     #pragma unroll
     for (u32 axis = 0; axis < 3; ++axis) {
-        first[axis] = at[axis] * i32(x.stride[axis]) - i32(x.padding[axis]);
+        first[axis] = start_of(x, axis, at[axis]);
     }
     const Element* sources[COUNT];
     Sum sums[COUNT] = {}, greatest[COUNT];
@@ -99,7 +127,7 @@ static __device__ __forceinline__ void of_window(const arguments& x, const u32 (
         found[i] = 0x7fffffff;
     }
     const i32 height = i32(x.extents[1]), width = i32(x.extents[2]);
-    const range of_z = inside(x, 0, first[0]), of_y = inside(x, 1, first[1]), of_x = inside(x, 2, first[2]);
+    const range of_z = inside(x, 0, at[0]), of_y = inside(x, 1, at[1]), of_x = inside(x, 2, at[2]);
     for (i32 k = of_z.first; k < of_z.end; ++k) {
         const i32 z = first[0] + k * i32(x.dilation[0]);
         for (i32 j = of_y.first; j < of_y.end; ++j) {

@@ -77,7 +77,8 @@ pub struct Pool {
     pub windows: [u64; 3],
     /// The extents of a window.
     pub kernel: [u64; 3],
-    /// The distance from one window to the next.
+    /// The distance from one window to the next. If it is 0, windows divide each axis among them, as those of adaptive pools: window w
+    /// of n has the coordinates from ⌊w · extent / n⌋ to before ⌈(w + 1) · extent / n⌉.
     pub stride: [u64; 3],
     /// The padding before and after each axis.
     pub padding: [u64; 3],
@@ -145,10 +146,34 @@ impl Pool {
             && reach(self.windows, self.stride)
             && (self.pass.has_places() || self.dilation == [1; 3])
             && [self.extents, self.windows].into_iter().all(|numbers| volume(numbers) < 1 << 31)
+            && (self.stride.iter().all(|&stride| stride > 0) || self.is_divisible())
+    }
+
+    /// Returns whether windows can divide each axis among them: in 32 bits, and without anything beside.
+    fn is_divisible(&self) -> bool {
+        let axes = self.extents.iter().zip(self.windows);
+        let fit = axes.into_iter().all(|(&extent, windows)| {
+            extent > 0
+                && windows > 0
+                && extent.saturating_mul(windows + 1) < 1 << 31
+                && (extent + 1) * windows < 1 << 31
+        });
+        fit && self.stride == [0; 3] && self.padding == [0; 3] && self.dilation == [1; 3] && self.divisor == 0
+    }
+
+    /// Returns the coordinates of a window, if windows divide the axis among them.
+    fn divided(&self, axis: usize, window: u64) -> Option<std::ops::Range<u64>> {
+        let (extent, windows) = (self.extents[axis], self.windows[axis]);
+        let is_divided = self.stride[axis] == 0;
+        is_divided.then(|| window * extent / windows..((window + 1) * extent).div_ceil(windows))
     }
 
     /// Returns the windows of an axis that can contain a coordinate.
     fn windows_of(&self, axis: usize, at: usize) -> std::ops::Range<usize> {
+        if self.stride[axis] == 0 {
+            let (at, windows, extent) = (at as u64, self.windows[axis], self.extents[axis]);
+            return (at * windows / extent) as usize..((at + 1) * windows).div_ceil(extent) as usize;
+        }
         let padded = at as u64 + self.padding[axis];
         let reach = (self.kernel[axis] - 1) * self.dilation[axis];
         let first = padded.saturating_sub(reach).div_ceil(self.stride[axis]);
@@ -157,9 +182,11 @@ impl Pool {
 
     /// Returns the coordinates of an axis that a window covers, without those outside of the plane.
     fn points_of(&self, axis: usize, window: usize) -> impl Iterator<Item = usize> + use<> {
-        let (first, padding) = (window as u64 * self.stride[axis], self.padding[axis]);
-        let (extent, dilation) = (self.extents[axis], self.dilation[axis]);
-        (0..self.kernel[axis]).filter_map(move |place| {
+        let divided = self.divided(axis, window as u64);
+        let strided = (window as u64 * self.stride[axis], self.kernel[axis]);
+        let (first, count) = divided.map_or(strided, |all| (all.start, all.end - all.start));
+        let (extent, dilation, padding) = (self.extents[axis], self.dilation[axis], self.padding[axis]);
+        (0..count).filter_map(move |place| {
             let at = (first + place * dilation).checked_sub(padding)?;
             (at < extent).then_some(at as usize)
         })
@@ -171,6 +198,9 @@ impl Pool {
             return self.divisor as f64;
         }
         let span = |axis: usize| {
+            if let Some(all) = self.divided(axis, window[axis] as u64) {
+                return (all.end - all.start) as i64;
+            }
             let [extent, padding] = [self.extents, self.padding].map(|numbers| numbers[axis] as i64);
             let first = window[axis] as i64 * self.stride[axis] as i64 - padding;
             let end = (first + self.kernel[axis] as i64).min(extent + padding);

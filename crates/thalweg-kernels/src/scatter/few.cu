@@ -1,4 +1,5 @@
-// Rows that are combined at a short list of indices: the rows of each index in their order.
+// Rows that are combined at a short list of indices: the rows of each index in their order, or, if they are many, those of each share of
+// the list in their order, and then the shares.
 #ifndef NAME
 #include "../defaults.cuh"
 #define CALL combine_few<f32, 4>(x)
@@ -22,15 +23,19 @@ struct arguments {
     u64 dtype;
 };
 
-// The indices that are compared at once, the elements of a row of a lane, and the rows that are read at once.
-constexpr u32 THREADS = 256, TILE = 2048, OWN = 8, AT_ONCE = 8;
+// The indices that are compared at once, and the rows that are read at once.
+constexpr u32 THREADS = 256, WARPS = THREADS / 32, TILE = 2048, AT_ONCE = 8;
+
+// The most rows of an index that one warp combines. More are combined by all warps of its block, each in its share of the list.
+constexpr u32 MANY = 16;
 
 // The key of an index that names no row.
 constexpr u32 NONE = ~0u;
 
 // The elements of a lane in the columns of its warp.
 template <class T, u32 WIDTH> struct Columns {
-    static constexpr u32 PARTS = OWN / WIDTH;
+    // Elements that are read one by one have few parts: a kernel is no faster than its code is fetched.
+    static constexpr u32 OWN = WIDTH < 4 ? 2 * WIDTH : 8, PARTS = OWN / WIDTH;
     typedef typename combined<T>::type SUM;
     u64 first, count;
     SUM sum[OWN];
@@ -53,17 +58,65 @@ template <class T, u32 WIDTH> struct Columns {
                 }
             }
         }
+        // One way for all: a choice at each element would take longer than the sums.
+        switch (x.combine) {
+            case 1: accumulate<1>(values, rows); break;
+            case 2: accumulate<2>(values, rows); break;
+            case 3: accumulate<3>(values, rows); break;
+            default: accumulate<4>(values, rows);
+        }
+    }
+
+    template <u64 WAY> __device__ __forceinline__ void accumulate(const vector<T, WIDTH> (&values)[AT_ONCE][PARTS], const u32 rows) {
         #pragma unroll
         for (u32 i = 0; i < AT_ONCE; ++i) {
             if (i < rows) {
                 #pragma unroll
-                for (u32 j = 0; j < OWN; ++j) {
-                    const SUM value = widened(values[i][j / WIDTH].at[j % WIDTH]);
-                    sum[j] = is_empty ? value : combine<SUM>(x.combine, sum[j], value);
+                for (u32 part = 0; part < PARTS; ++part) {
+                    if (has(part)) {
+                        #pragma unroll
+                        for (u32 j = 0; j < WIDTH; ++j) {
+                            SUM& own = sum[part * WIDTH + j];
+                            const SUM value = widened(values[i][part].at[j]);
+                            own = is_empty ? value : combine<SUM>(WAY, own, value);
+                        }
+                    }
                 }
                 is_empty = false;
             }
         }
+    }
+
+    // Combines the rows of a queue, AT_ONCE at a time, and keeps the rest in it. Returns the number of rows that are left.
+    __device__ __forceinline__ u32 drain(const arguments& x, const T* const source, u32* const queue, const u32 queued) {
+        const u32 lane = threadIdx.x % 32;
+        u32 done = 0;
+        for (; queued - done >= AT_ONCE; done += AT_ONCE) {
+            add(x, source, queue + done, AT_ONCE);
+        }
+        const u32 left = lane < queued - done ? queue[done + lane] : 0;
+        __syncwarp();
+        queue[lane] = left;
+        __syncwarp();
+        return queued - done;
+    }
+
+    // Combines the rows of the places from `first` to `end` that have an index.
+    __device__ __forceinline__ void add_share(
+        const arguments& x, const T* const source, u32* const queue, const u32 key, const u64 first, const u64 end) {
+        const u32 lane = threadIdx.x % 32;
+        u32 queued = 0;
+        for (u64 start = first; start < end; start += 32) {
+            const u64 place = start + lane;
+            const bool is_equal = place < end && u64(x.index[place * x.index_stride]) == key;
+            const u32 lanes = __ballot_sync(~0u, is_equal);
+            if (is_equal) {
+                queue[queued + __popc(lanes & ((1u << lane) - 1))] = u32(place);
+            }
+            __syncwarp();
+            queued = drain(x, source, queue, queued + __popc(lanes));
+        }
+        add(x, source, queue, queued);
     }
 
     __device__ __forceinline__ void write(const arguments& x, T* const row) const {
@@ -87,14 +140,19 @@ template <class T, u32 WIDTH> struct Columns {
     }
 };
 
-// A warp has one place of the list, and columns of its row. It combines the rows of all places of its index if none is before its own.
+// A warp has one place of the list, and columns of its row. It combines the rows of all places of its index if none is before its own. The
+// places of a block are far from each other: the first places of indices that many rows have are mostly close together.
 template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few(const arguments& x) {
-    __shared__ u32 tile[TILE], queues[THREADS / 32][64];
+    typedef typename combined<T>::type SUM;
+    constexpr u32 OWN = Columns<T, WIDTH>::OWN;
+    __shared__ u32 tile[TILE], queues[WARPS][64], of_many[WARPS];
+    __shared__ SUM shares[WARPS][OWN][32];
+    __shared__ bool is_share[WARPS];
     const u32 thread = threadIdx.x, lane = thread % 32;
     u32* const queue = queues[thread / 32];
-    const u64 parts = (x.inner + 32 * OWN - 1) / (32 * OWN), blocks = (x.count + 7) / 8;
+    const u64 parts = (x.inner + 32 * OWN - 1) / (32 * OWN), blocks = (x.count + WARPS - 1) / WARPS;
     for (u64 item = blockIdx.x; item < x.outer * blocks * parts; item += gridDim.x) {
-        const u64 part = item % parts, place = item / parts % blocks * 8 + thread / 32, o = item / parts / blocks;
+        const u64 part = item % parts, place = item / parts % blocks + thread / 32 * blocks, o = item / parts / blocks;
         Columns<T, WIDTH> columns;
         columns.first = part * 32 * OWN + lane * WIDTH;
         columns.count = x.inner;
@@ -102,15 +160,15 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few
         const u64 index = place < x.count ? u64(x.index[place * x.index_stride]) : ~0ull;
         const u32 key = index < x.extent && index != x.skipped ? u32(index) : NONE;
         bool is_first = key != NONE;
-        u32 queued = 0;
-        for (u64 first = 0; first < x.count && __syncthreads_or(is_first); first += TILE) {
+        u32 rows = 0;
+        for (u64 first = 0; first < x.count && __syncthreads_or(is_first && rows <= MANY); first += TILE) {
             const u32 size = x.count - first < TILE ? u32(x.count - first) : TILE;
             for (u32 i = thread; i < TILE; i += THREADS) {
                 const u64 other = i < size ? u64(x.index[(first + i) * x.index_stride]) : ~0ull;
                 tile[i] = other < x.extent ? u32(other) : NONE;
             }
             __syncthreads();
-            for (u32 start = 0; is_first && start < size; start += 256) {
+            for (u32 start = 0; is_first && rows <= MANY && start < size; start += 256) {
                 // Eight windows of 32 indices at once: most have none that is equal.
                 u32 equal = 0;
                 #pragma unroll
@@ -120,34 +178,67 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few
                 if (!__any_sync(~0u, equal != 0)) {
                     continue;
                 }
-                for (u32 i = 0; is_first && i < 8; ++i) {
+                for (u32 i = 0; is_first && rows <= MANY && i < 8; ++i) {
                     const u32 lanes = __ballot_sync(~0u, equal >> i & 1);
                     const u64 window = first + start + 32 * i;
                     if (lanes == 0) {
                         continue;
                     }
                     // An earlier place has this index: its warp combines the rows.
-                    is_first = queued > 0 || !columns.is_empty || window + __ffs(i32(lanes)) - 1 >= place;
-                    if (equal >> i & 1) {
-                        queue[queued + __popc(lanes & ((1u << lane) - 1))] = u32(window) + lane;
+                    is_first = rows > 0 || window + __ffs(i32(lanes)) - 1 >= place;
+                    const u32 before = rows;
+                    rows += __popc(lanes);
+                    if (is_first && rows <= MANY && (equal >> i & 1)) {
+                        queue[before + __popc(lanes & ((1u << lane) - 1))] = u32(window) + lane;
                     }
-                    queued += __popc(lanes);
-                    __syncwarp();
-                    u32 done = 0;
-                    for (; is_first && queued - done >= AT_ONCE; done += AT_ONCE) {
-                        columns.add(x, source, queue + done, AT_ONCE);
-                    }
-                    const u32 left = lane < queued - done ? queue[done + lane] : 0;
-                    __syncwarp();
-                    queue[lane] = left;
-                    queued -= done;
-                    __syncwarp();
                 }
             }
         }
-        if (is_first) {
-            columns.add(x, source, queue, queued);
+        __syncwarp();
+        const bool has_many = is_first && rows > MANY;
+        if (is_first && !has_many) {
+            for (u32 first = 0; first < rows; first += AT_ONCE) {
+                columns.add(x, source, queue + first, rows - first < AT_ONCE ? rows - first : AT_ONCE);
+            }
             columns.write(x, (T*)x.result + (o * x.extent + key) * x.inner);
+        }
+        if (!__syncthreads_or(has_many)) {
+            continue;
+        }
+        if (lane == 0) {
+            of_many[thread / 32] = has_many ? key : NONE;
+        }
+        __syncthreads();
+        const u64 share = (x.count + WARPS - 1) / WARPS, begin = thread / 32 * share;
+        for (u32 owner = 0; owner < WARPS; ++owner) {
+            const u32 many = of_many[owner];
+            if (many == NONE) {
+                continue;
+            }
+            columns.is_empty = true;
+            columns.add_share(x, source, queue, many, begin, begin + share < x.count ? begin + share : x.count);
+            #pragma unroll
+            for (u32 j = 0; j < OWN; ++j) {
+                shares[thread / 32][j][lane] = columns.sum[j];
+            }
+            is_share[thread / 32] = !columns.is_empty;
+            __syncthreads();
+            if (thread / 32 == owner) {
+                columns.is_empty = true;
+                for (u32 warp = 0; warp < WARPS; ++warp) {
+                    if (!is_share[warp]) {
+                        continue;
+                    }
+                    #pragma unroll
+                    for (u32 j = 0; j < OWN; ++j) {
+                        const SUM value = shares[warp][j][lane];
+                        columns.sum[j] = columns.is_empty ? value : combine<SUM>(x.combine, columns.sum[j], value);
+                    }
+                    columns.is_empty = false;
+                }
+                columns.write(x, (T*)x.result + (o * x.extent + many) * x.inner);
+            }
+            __syncthreads();
         }
     }
 }

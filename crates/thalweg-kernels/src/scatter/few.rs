@@ -1,10 +1,12 @@
 //! [`ScatterFew`]: rows that are combined at a short list of indices, in one launch.
 //!
 //! The result is (outer, extent, inner), contiguous; the source is (outer, count, inner) with any strides, and its (o, k, i) is combined
-//! with the result's (o, index of k, i). The rows of an index are combined in their order, and their sum with the result's row, so that the
-//! result does not depend on timing. The first place of an index does the work of all. On a GPU that is one warp for each 256 columns, which
-//! finds the others by comparing all indices with its own: a block shares the indices that it compares, 2,048 at a time in shared memory.
-//! The cost is that of the rows, and of comparing each index with every other; rows of one index follow each other, eight at a time.
+//! with the result's (o, index of k, i). The rows of an index are combined in their order, or, if they are more than 16, those of each eighth
+//! of the list in their order, and then the eighths; their sum is combined with the result's row. So the result does not depend on timing.
+//! The first place of an index does the work of all. On a GPU that is one warp for each 64 to 256 columns, which finds the others by comparing all
+//! indices with its own: a block shares the indices that it compares, 2,048 at a time in shared memory. The eight warps of a block share the
+//! rows of an index that has many. The cost is that of the rows, and of comparing each index with every other; a warp reads the rows of one
+//! index eight at a time.
 //!
 //! Rows that no place names are not written. An index out of range, and the one that is skipped, write nothing.
 
@@ -46,13 +48,15 @@ arguments! { ScatterFew { sizes, index_stride, source_strides, skipped, combine,
 const BLOCK: u64 = 256;
 /// The number of places of a block: one for each warp.
 const PLACES: u64 = 8;
-/// The number of columns of a warp: eight for each lane.
+/// The most rows of an index that are combined in their order; more are divided by [`PLACES`] equal shares of the list.
+const MANY: usize = 16;
+/// The most columns of a warp: eight for each lane.
 const COLUMNS: u64 = 256;
 
-/// The most indices of a short list for each row of the result, and the most pairs of indices that a launch compares. The first place of
-/// a row combines all of its rows, so a launch takes as long as the row that is named most often; a sort takes the same time whatever the
+/// The most indices of a short list for each row of the result, and the most pairs of indices that a launch compares. One block combines
+/// all rows of an index, so a launch takes as long as the row that is named most often; a sort takes the same time whatever the
 /// indices are.
-const MOST_OF_A_ROW: u64 = 128;
+const MOST_OF_A_ROW: u64 = 1024;
 const MOST_PAIRS: u64 = 1 << 26;
 
 /// The operands of a launch: indices (i64), source, and result.
@@ -114,8 +118,18 @@ impl Form {
         NAMES[number][usize::from(self.is_wide)]
     }
 
+    /// Returns the number of elements of a vector.
+    fn width(&self) -> u64 {
+        if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 }
+    }
+
+    /// Returns the number of columns of a warp.
+    fn columns(&self) -> u64 {
+        COLUMNS.min(64 * self.width())
+    }
+
     fn print(&self) -> String {
-        let width = if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 };
+        let width = self.width();
         let call = format_args!("combine_few<{}, {width}>(x)", self.dtype.short_name());
         Source::new(self.name()).define("CALL", call).print(include_str!("few.cu"))
     }
@@ -144,7 +158,7 @@ impl NativeKernel for Placed<ScatterFew, Operands> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [outer, _, count, inner] = self.kernel.sizes;
-        let blocks = outer * count.div_ceil(PLACES) * inner.div_ceil(COLUMNS);
+        let blocks = outer * count.div_ceil(PLACES) * inner.div_ceil(self.kernel.form(&self.at).columns());
         along_x(blocks, BLOCK).filter(|_| !self.kernel.spans().contains(&0))
     }
 
@@ -182,14 +196,21 @@ fn run_typed<T: Wide>(
     let result = launch.write::<T>(result, results)?;
     let [outer, extent, _, inner] = kernel.sizes.map(|size| size as usize);
     let [by_outer, by_row, by_column] = kernel.source_strides.map(|stride| stride as usize);
+    let share = kernel.sizes[2].div_ceil(PLACES) as usize;
     let rows = kernel.rows(index);
     let named =
         || (0..outer).flat_map(|o| rows.iter().enumerate().map(move |(row, places)| (o, row, places)));
     for (o, row, places) in named() {
         for column in 0..inner {
-            let values =
-                places.iter().map(|place| source[o * by_outer + place * by_row + column * by_column]);
-            let sum = values.map(T::widened).reduce(|sum, value| sum.combine(kernel.combine, value));
+            let value = |&place: &usize| source[o * by_outer + place * by_row + column * by_column].widened();
+            let combined = |sum: T::Sum, value: T::Sum| sum.combine(kernel.combine, value);
+            let sum = match places.len() {
+                0..=MANY => places.iter().map(value).reduce(combined),
+                _ => {
+                    let shares = places.chunk_by(|a, b| a / share == b / share);
+                    shares.filter_map(|own| own.iter().map(value).reduce(combined)).reduce(combined)
+                }
+            };
             let Some(sum) = sum else { break };
             let to = &mut result[(o * extent + row) * inner + column];
             *to = T::narrowed(match kernel.from_zeros {

@@ -38,7 +38,7 @@ macro_rules! functions_table {
             }
             /// 1 / √x.
             rsqrt(x) Floating {
-                body: 1.0 / x.sqrt(),
+                body: x.rsqrt(),
                 gradient(y, g): -0.5 * (g * y * y * y),
                 reference: x.powf(-0.5),
                 samples: [[0.25], [2.0]],

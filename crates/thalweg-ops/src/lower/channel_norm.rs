@@ -6,7 +6,7 @@
 //!                   └────────▶ weight and bias
 //! ```
 //!
-//! If the statistics do not depend on the input, its gradient is a single launch. Channels of few points are rows of one launch for all
+//! Channels of few points are rows of one launch for all
 //! three gradients, which reads the points a second time from a cache.
 //!
 //! Rows of statistics that are few and long are divided into parts, whose number depends only on the shape and the order of
@@ -18,9 +18,9 @@ use thalweg_ir::{DType, Layout, Scalar, Shape};
 use super::{LoopArguments, LoopLaunch, LowerError, Operand, Place, Points, Result, Step, Steps};
 use crate::definition::{DTypeRule, LoopOp};
 use crate::structured::{
-    CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_COMBINE, CHANNEL_NORM_FIXED_GRADIENTS,
-    CHANNEL_NORM_FOLD, CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_GRADIENTS, CHANNEL_NORM_PARTS,
-    CHANNEL_NORM_SCALE, CHANNEL_NORM_STATISTICS, CHANNEL_NORM_SUMS,
+    CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_COMBINE, CHANNEL_NORM_FOLD,
+    CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_GRADIENTS, CHANNEL_NORM_PARTS, CHANNEL_NORM_STATISTICS,
+    CHANNEL_NORM_SUMS,
 };
 
 /// The number of rows that keeps a GPU busy.
@@ -66,8 +66,6 @@ pub struct ChannelNormGradient<'a> {
     pub weight: Operand<'a>,
     /// The dtypes of the mean and the inverse deviation, which are contiguous.
     pub statistics: [DType; 2],
-    /// Whether the statistics do not depend on the input, as in evaluation.
-    pub are_fixed: bool,
     /// The layout of the input's gradient in the same shape, if it is wanted.
     pub of_input: Option<&'a Layout>,
     /// The dtype of the gradients of weight and bias, if they are wanted.
@@ -173,15 +171,10 @@ impl ChannelNorm {
         if let (true, Some(layout), Some(dtype)) =
             (self.has_short_channels(&x.layout), call.of_input, call.of_parameters)
         {
-            launches.gradients([&x, &mean, &inverse, &gradient, &weight], call.are_fixed, (layout, dtype))?;
+            launches.gradients([&x, &mean, &inverse, &gradient, &weight], (layout, dtype))?;
             return Ok(launches.steps);
         }
-        let of_input = call.of_input.filter(|_| !call.are_fixed);
-        if let Some(layout) = call.of_input.filter(|_| call.are_fixed) {
-            let inputs = [&gradient, &self.over_points(&inverse)?, &self.parameter(&weight)?];
-            launches.points(&CHANNEL_NORM_SCALE, &inputs, &[], layout, x.dtype)?;
-        }
-        if of_input.is_none() && call.of_parameters.is_none() {
+        if call.of_input.is_none() && call.of_parameters.is_none() {
             return Ok(launches.steps);
         }
         let parts = Parts::of(self, &x.layout);
@@ -198,7 +191,7 @@ impl ChannelNorm {
             let output = |at| Value { place: Place::Output(first + at), dtype, layout: layout.clone() };
             launches.reduce(&CHANNEL_NORM_FOLD, &[&along, &sum], (&[], &[0, 1]), &[output(0), output(1)])?;
         }
-        if let Some(layout) = of_input {
+        if let Some(layout) = call.of_input {
             let spread = reshaped(&weight.layout, &[1, 1, self.groups, self.channels])?.expand(&results)?;
             let totals = launches.temporaries::<2>(&self.of_statistics());
             let inputs = [&along, &sum, &weight.with(spread)];
@@ -419,7 +412,6 @@ impl<'a> Launches<'a> {
     fn gradients(
         &mut self,
         [x, mean, inverse, gradient, weight]: [&Value; 5],
-        are_fixed: bool,
         (layout, dtype): (&Layout, DType),
     ) -> Result<()> {
         let norm = self.norm;
@@ -432,14 +424,12 @@ impl<'a> Launches<'a> {
             output(1, dtype, of_channels.clone()),
             output(2, dtype, of_channels),
         ];
-        let share = (!are_fixed).then_some(Scalar::F64(1.0 / norm.count()));
         let arguments = LoopArguments {
-            scalars: share.into_iter().collect(),
+            scalars: [Scalar::F64(1.0 / norm.count())].into_iter().collect(),
             points: Points::Reduced(norm.dims().into()),
             dtype: Some(dtype),
         };
-        let operator = if are_fixed { &CHANNEL_NORM_FIXED_GRADIENTS } else { &CHANNEL_NORM_GRADIENTS };
-        self.add(operator, &inputs, &outputs, &arguments)
+        self.add(&CHANNEL_NORM_GRADIENTS, &inputs, &outputs, &arguments)
     }
 
     /// Adds the launches that write mean, inverse deviation and variance.

@@ -36,8 +36,12 @@ const PART_OF_COLUMNS: u64 = 1024;
 /// The number of columns of all parts together that fill a GPU: a block handles 128.
 const COLUMNS_OF_PARTS: u64 = 1 << 17;
 
-/// The fewest elements of a matrix for which another launch pays.
+/// The fewest elements of a matrix for which another launch pays, and the fewest points of a few columns.
 const LARGE_MATRIX: u64 = 1 << 22;
+const TALL: u64 = 1 << 13;
+
+/// The most parts of a few columns, which one block combines.
+const PARTS_OF_TALL: u64 = 512;
 
 /// The fewest points of rows that are divided.
 pub const LEAST_DIVIDED: usize = 2 * PART_OF_COLUMNS as usize;
@@ -95,7 +99,10 @@ fn part_of(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<u64> {
     });
     let mut rows_and_strides = iteration.rows.iter().zip(walking.into_iter().flatten());
     let side_by_side = rows_and_strides.any(|(&extent, &stride)| extent > 1 && stride == 1);
-    if side_by_side && rows >= FEWEST_COLUMNS && rows.saturating_mul(points) >= LARGE_MATRIX {
+    let is_large = rows.saturating_mul(points) >= LARGE_MATRIX;
+    if side_by_side && !is_large && rows < MANY_ROWS && points >= TALL && stages.is_one_pass() {
+        Some(part_of_columns(rows, points).max(points / PARTS_OF_TALL))
+    } else if side_by_side && rows >= FEWEST_COLUMNS && is_large {
         let most = if stages.is_one_pass() { MANY_BLOCKS } else { SEVERAL_BLOCKS };
         (rows / COLUMNS < most).then(|| part_of_columns(rows, points))
     } else {

@@ -217,13 +217,12 @@ fn repeated(body: &Body, geometry: &Geometry) -> Option<u32> {
     walks.then_some(repeated)
 }
 
-/// Returns the class in which rows of 16-bit elements are read in vectors that begin before them, if the rows themselves are not
-/// aligned to half a vector. The operands must be aligned, and have the same distances between rows.
+/// Returns the class in which rows are read in vectors that begin before them, if the rows themselves are not aligned to half a vector.
+/// The operands must be aligned, and have the same distances between rows.
 fn shifted(body: &Body, geometry: &Geometry, class: &Class, alignment_bytes: u64) -> Option<Class> {
     let walking: Vec<_> = walking(body, geometry, class).collect();
-    let are_short = walking.iter().all(|(bytes, _)| *bytes == 2);
-    let vector = VECTOR_BYTES / 2;
-    let is_wider = are_short && u64::from(class.vector) * 2 < vector;
+    let vector = widest(&walking);
+    let is_wider = u64::from(class.vector) * 2 < vector;
     let moving = |strides: &[u64]| -> Vec<u64> {
         geometry
             .row_shape
@@ -258,15 +257,21 @@ fn walking<'a>(
     })
 }
 
+/// Returns the number of elements of a vector of these operands, none of which is longer than [`VECTOR_BYTES`].
+fn widest(walking: &[(u64, &[u64])]) -> u64 {
+    let largest = walking.iter().map(|(bytes, _)| *bytes).max();
+    (VECTOR_BYTES / largest.unwrap_or(1)).clamp(1, 8)
+}
+
 /// Returns the widest vector for which every row of every operand is aligned and is a multiple of its length.
 fn vector(body: &Body, geometry: &Geometry, class: &Class, alignment_bytes: u64) -> u8 {
-    let (mut largest, mut common) = (1, geometry.points());
-    for (bytes, row_strides) in walking(body, geometry, class) {
-        largest = largest.max(bytes);
+    let walking: Vec<_> = walking(body, geometry, class).collect();
+    let mut vector = widest(&walking);
+    let (largest, mut common) = (VECTOR_BYTES / vector, geometry.points());
+    for (_, row_strides) in walking {
         let strides = geometry.row_shape.iter().zip(row_strides).filter(|(extent, _)| **extent > 1);
         common = strides.fold(common, |common, (_, stride)| common | stride);
     }
-    let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
     while vector > 1 && !(common.is_multiple_of(vector) && alignment_bytes.is_multiple_of(vector * largest)) {
         vector /= 2;
     }

@@ -99,15 +99,17 @@ pub static CHANNEL_NORM_APPLY: LoopOp = elementwise(
     },
 );
 
-/// The gradient of a normalization by statistics that do not depend on the input. Inputs: gradient, inverse deviation and weight.
-pub static CHANNEL_NORM_SCALE: LoopOp = elementwise(
-    "channel_norm_scale",
-    "A gradient times an inverse deviation and a weight.",
-    3,
-    &[],
+/// Points minus a mean, divided by the deviation of a variance, times a weight, plus a bias: a normalization by statistics that do not
+/// depend on the points, as in evaluation.
+pub static CHANNEL_NORM_FIXED: LoopOp = elementwise(
+    "channel_norm_fixed",
+    "Points less a mean, divided by √(a variance + ε), times a weight, plus a bias.",
+    5,
+    &["epsilon"],
     |b, signature| {
-        let [gradient, inverse, weight] = [0, 1, 2].map(|input| loaded(b, signature, input));
-        b.output(gradient * (inverse * weight), signature.outputs[0], OutputPlace::Row);
+        let [x, mean, variance, weight, bias] = [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));
+        let inverse = (variance + number(b, signature)).rsqrt();
+        b.output((x - mean) * inverse * weight + bias, signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -178,56 +180,29 @@ pub static CHANNEL_NORM_BACKWARD: LoopOp = elementwise(
     },
 );
 
-/// Returns a channel's sum of the result's gradient times the normalized points, that of the gradient, and, for each point, the gradient,
-/// the normalized point, the inverse deviation and the weight.
-fn of_channel<'b>(b: &'b BodyBuilder, signature: &Signature) -> ([Value<'b>; 2], [Value<'b>; 4]) {
-    let [x, mean, inverse, gradient, weight] = [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));
-    let normalized = (x - mean) * inverse;
-    let sums = [gradient * normalized, gradient].map(|value| b.reduce(ReduceOp::Sum, value));
-    (sums, [gradient, normalized, inverse, weight])
-}
-
-/// Returns the entry of the gradients of input, weight and bias of a normalization by statistics of the batch in one launch, whose rows are
-/// the channels. Inputs: input, mean, inverse deviation, the result's gradient and weight. The gradients of weight and bias have the dtype
-/// that the call specifies.
-const fn of_channels(
-    name: &'static str,
-    scalars: &'static [&'static str],
-    build: fn(&BodyBuilder, &Signature),
-) -> LoopOp {
-    LoopOp {
-        rule: DTypeRule::FloatingPointAs,
-        ..affine(
-            name,
-            "The gradients of a normalization of channels with respect to input, weight and bias, one row for each channel.",
-            5,
-            scalars,
-            &[OutputPlace::Point, OutputPlace::Row, OutputPlace::Row],
-            build,
-        )
-    }
-}
-
-fn write_gradients<'b>(b: &'b BodyBuilder, signature: &Signature, of_input: Value<'b>, sums: [Value<'b>; 2]) {
-    b.output(of_input, signature.common, OutputPlace::Point);
-    for (sum, &dtype) in sums.into_iter().zip(&signature.outputs[1..]) {
-        b.output(sum, dtype, OutputPlace::Row);
-    }
-}
-
-/// The gradients by statistics of the batch. The number is 1 / (number of points of a row).
-pub static CHANNEL_NORM_GRADIENTS: LoopOp =
-    of_channels("channel_norm_gradients", &["share"], |b, signature| {
-        let ([along, sum], [gradient, normalized, inverse, weight]) = of_channel(b, signature);
-        let share = number(b, signature);
-        let [of_points, of_sum] = [along, sum].map(|total| total * weight * share);
-        let result = inverse * (gradient * weight - of_sum - normalized * of_points);
-        write_gradients(b, signature, result, [along, sum]);
-    });
-
-/// The gradients by statistics that do not depend on the input.
-pub static CHANNEL_NORM_FIXED_GRADIENTS: LoopOp =
-    of_channels("channel_norm_fixed_gradients", &[], |b, signature| {
-        let (sums, [gradient, _, inverse, weight]) = of_channel(b, signature);
-        write_gradients(b, signature, gradient * (inverse * weight), sums);
-    });
+/// The gradients of input, weight and bias of a normalization by statistics of the batch in one launch, whose rows are the channels.
+/// Inputs: input, mean, inverse deviation, the result's gradient and weight. The number is 1 / (number of points of a row). The gradients
+/// of weight and bias have the dtype that the call specifies.
+pub static CHANNEL_NORM_GRADIENTS: LoopOp = LoopOp {
+    rule: DTypeRule::FloatingPointAs,
+    ..affine(
+        "channel_norm_gradients",
+        "The gradients of a normalization of channels with respect to input, weight and bias, one row for each channel.",
+        5,
+        &["share"],
+        &[OutputPlace::Point, OutputPlace::Row, OutputPlace::Row],
+        |b, signature| {
+            let [x, mean, inverse, gradient, weight] =
+                [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));
+            let normalized = (x - mean) * inverse;
+            let sums = [gradient * normalized, gradient].map(|value| b.reduce(ReduceOp::Sum, value));
+            let share = number(b, signature);
+            let [along, sum] = sums.map(|total| total * weight * share);
+            let result = inverse * (gradient * weight - sum - normalized * along);
+            b.output(result, signature.common, OutputPlace::Point);
+            for (sum, &dtype) in sums.into_iter().zip(&signature.outputs[1..]) {
+                b.output(sum, dtype, OutputPlace::Row);
+            }
+        },
+    )
+};

@@ -98,7 +98,6 @@ fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
         gradient: &call.gradient()?,
         weight: &call.saved(1)?,
         statistics: [&call.result(1)?, &call.result(2)?],
-        are_fixed: false,
         wants: [0, 1, 2].map(|at| call.wants(at)),
         dtypes: [1, 2].map(|at| call.dtype_of(at)),
         label: call.label(),
@@ -118,8 +117,6 @@ pub(crate) struct Asked<'a> {
     pub weight: &'a Tensor,
     /// The mean and the inverse deviation.
     pub statistics: [&'a Tensor; 2],
-    /// Whether the statistics do not depend on the input, as in evaluation.
-    pub are_fixed: bool,
     /// Whether the gradients of input, weight and bias are wanted.
     pub wants: [bool; 3],
     /// The dtypes of weight and bias.
@@ -145,7 +142,6 @@ impl Asked<'_> {
             gradient: operand(&gradient, &view_of_gradient),
             weight: operand(self.weight, self.weight.layout()),
             statistics: [mean.dtype(), inverse.dtype()],
-            are_fixed: self.are_fixed,
             of_input: of_input.as_ref().map(|(_, layout)| layout),
             of_parameters,
         });

@@ -51,6 +51,9 @@ fn volume(extents: PerAxis) -> Result<usize> {
     Ok(element_count(&extents)?)
 }
 
+/// The most elements of an adaptive window that one thread reads.
+const SMALL_WINDOW: usize = 64;
+
 impl Geometry {
     /// Returns the number of elements of a window.
     pub(crate) fn places(&self) -> Result<usize> {
@@ -112,11 +115,21 @@ impl Geometry {
         }
     }
 
-    /// Returns the kernel of a pass over strided windows of floats, if there is one.
+    /// Returns the kernel of a pass over windows of floats, if there is one, and, for large adaptive windows, if channels are innermost:
+    /// a thread reads a window, where an operator has several threads for it.
     fn kernel(&self, pass: PoolPass, [planes, inner]: [usize; 2], dtype: DType) -> Option<Pool> {
-        let Placing::Strided { kernel, stride, padding, dilation, counts_padding, divisor } = self.placing
-        else {
-            return None;
+        let (kernel, stride, padding, dilation, counts_padding, divisor) = match self.placing {
+            Placing::Strided { kernel, stride, padding, dilation, counts_padding, divisor } => {
+                (kernel, stride, padding, dilation, counts_padding, divisor)
+            }
+            Placing::Adaptive => {
+                let kernel = self.window_extents();
+                let is_forward = matches!(pass, PoolPass::Average | PoolPass::Greatest);
+                if is_forward && inner == 1 && kernel.iter().product::<usize>() > SMALL_WINDOW {
+                    return None;
+                }
+                (kernel, [0; 3], [0; 3], [1; 3], false, 0)
+            }
         };
         let [extents, windows, kernel, stride, padding, dilation] =
             [self.extents, self.windows, kernel, stride, padding, dilation]

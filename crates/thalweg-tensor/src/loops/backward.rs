@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
-use thalweg_execute::to_runtime_error;
-use thalweg_ir::{Body, Layout, Node as Expression, OutputPlace, Shape};
-use thalweg_ops::lower::{Extents, LaunchNumbers, Split, layout_like};
+use thalweg_execute::alignment_of;
+use thalweg_ir::{Body, Layout, Node as Expression, Output, OutputPlace, Shape};
+use thalweg_ops::lower::{Extents, LaunchNumbers, LoweredLoop, Split};
 use thalweg_ops::schema::Schema;
 use thalweg_ops::{GradientBody, LoopOp, gradient_of, without};
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
+use super::gradient_plans::{Known, Plan};
 use super::resolved::Resolved;
-use super::{LoopCall, launch, operands};
-use crate::autograd::{Backward, Gradients, Saved, SavedPlace, freed, is_grad_enabled, record};
+use super::{LoopCall, launch};
+use crate::autograd::{Backward, Gradients, Saved, SavedPlace, freed, is_grad_enabled, no_grad, record};
+use crate::deferred;
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
 
@@ -27,6 +29,9 @@ pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensor
         return Ok(results);
     }
     let node = node_of(&resolved, lowered, &results, wanted)?;
+    if resolved.is_first_gradient(wanted) {
+        node.expect(lowered, &results);
+    }
     record(Box::new(node), &lowered.tensors, &mut results, call.device.current_stream());
     Ok(results)
 }
@@ -83,14 +88,57 @@ struct Pass<'a> {
 }
 
 impl LoopBackward {
+    /// Returns the operator's lowered call.
+    pub(super) fn lowered(&self) -> &LoweredLoop {
+        &self.resolved.lowered
+    }
+
     /// Returns the iteration space of the operator.
-    fn extents(&self) -> &Extents {
-        &self.resolved.lowered.extents
+    pub(super) fn extents(&self) -> &Extents {
+        &self.lowered().extents
     }
 
     /// Returns the shape of each input of the operator.
     fn inputs(&self) -> &[Shape] {
-        self.shapes.as_ref().map_or(&self.resolved.lowered.inputs, |shapes| shapes)
+        self.shapes.as_ref().map_or(&self.lowered().inputs, |shapes| shapes)
+    }
+
+    /// Returns the shape of each input whose gradient is wanted.
+    pub(super) fn wanted_inputs(&self) -> impl Iterator<Item = &Shape> {
+        let inputs = self.inputs().iter().enumerate();
+        inputs.filter(|&(input, _)| self.wanted & (1 << input) != 0).map(|(_, shape)| shape)
+    }
+
+    /// Returns the numbers of the operator's call.
+    pub(super) fn numbers(&self) -> LaunchNumbers {
+        self.numbers.clone()
+    }
+
+    /// Returns the name of the kernels of the gradient.
+    pub(super) fn kernel_name(&self) -> String {
+        format!("{}_backward", self.operator.name)
+    }
+
+    /// Compiles the kernels of the gradient in the background, for gradients of the results in the results' own layouts. An error is the
+    /// backward pass's.
+    fn expect(&self, call: &LoopCall<'_>, results: &[Tensor]) {
+        if deferred::is_on() || !call.device.compiles_in_background() {
+            return;
+        }
+        let derived = Arc::clone(&self.derived);
+        let of_results = |outputs: &[usize]| outputs.iter().map(|&output| &results[output]).collect();
+        let used: SmallVec<[&Tensor; 2]> = of_results(&derived.used_outputs);
+        let inputs = derived.saved_inputs.iter().map(|&input| call.tensors[input]);
+        let outputs: SmallVec<[&Tensor; 2]> = of_results(&derived.saved_outputs);
+        let known = Known { saved: inputs.chain(outputs).collect(), used, derived };
+        let plans = no_grad(|| {
+            let passed = self.passed_on(&known.derived, &known.used)?;
+            self.plans(&known, &passed.iter().map(Option::is_some).collect::<SmallVec<[bool; 4]>>())
+        });
+        for plan in plans.into_iter().flatten() {
+            let alignment = alignment_of(plan.inputs.iter().map(|tensor| tensor.aligned_like()));
+            thalweg_execute::expect(call.device, &plan.launch, alignment);
+        }
     }
 
     /// Returns whether the gradient reads a number in the place of a tensor (`x * 2`). PyTorch keeps such a number as a tensor,
@@ -109,7 +157,7 @@ impl LoopBackward {
         let (derived, saved) = match absent {
             0 => (Arc::clone(&self.derived), self.saved.iter().collect()),
             _ => {
-                let partial = without(&self.resolved.lowered.signature, &self.derived, absent);
+                let partial = without(&self.lowered().signature, &self.derived, absent);
                 (partial.derived, partial.saved.iter().map(|&place| &self.saved[place]).collect())
             }
         };
@@ -117,30 +165,33 @@ impl LoopBackward {
         Pass { derived, saved, used }
     }
 
-    /// Returns the gradient of an input, by its index among the required ones, if the derived body only passes on one of the used
-    /// gradients: that gradient, or a view of it that repeats the value of each row at all its points.
-    fn passed_on(&self, output: usize, pass: &Pass<'_>) -> Result<Option<Tensor>> {
-        let (body, used) = (&pass.derived.body, &pass.used);
-        let mut value = body.nodes[body.outputs[output].value.index()];
-        if let Expression::Cast(id) = value {
-            value = body.nodes[id.index()];
-        }
-        let Expression::Load { input } = value else { return Ok(None) };
-        // A number that was widened for the computation is rounded back to its former value.
-        let same_dtype = body.inputs[usize::from(input)].dtype == body.outputs[output].dtype;
-        let Some(gradient) = usize::from(input).checked_sub(pass.saved.len()).filter(|_| same_dtype) else {
-            return Ok(None);
+    /// Returns, for each wanted gradient, the gradient of a result if the derived body only passes it on: itself, or a view of it that
+    /// repeats the value of each row at all its points.
+    fn passed_on(&self, derived: &GradientBody, used: &[&Tensor]) -> Result<SmallVec<[Option<Tensor>; 4]>> {
+        let (body, saved) = (&derived.body, derived.saved_inputs.len() + derived.saved_outputs.len());
+        let of_output = |output: &Output| {
+            let mut value = body.nodes[output.value.index()];
+            if let Expression::Cast(id) = value {
+                value = body.nodes[id.index()];
+            }
+            let Expression::Load { input } = value else { return Ok(None) };
+            // A number that was widened for the computation is rounded back to its former value.
+            let same_dtype = body.inputs[usize::from(input)].dtype == output.dtype;
+            let Some(gradient) = usize::from(input).checked_sub(saved).filter(|_| same_dtype) else {
+                return Ok(None);
+            };
+            match self.extents() {
+                Extents::Elementwise(_) => Ok(Some(used[gradient].clone())),
+                Extents::Rows { split, shape } => repeated(split, used[gradient], shape),
+                Extents::Coordinates(_) => Ok(None),
+            }
         };
-        match self.extents() {
-            Extents::Elementwise(_) => Ok(Some(used[gradient].clone())),
-            Extents::Rows { split, shape } => repeated(split, &used[gradient], shape),
-            Extents::Coordinates(_) => Ok(None),
-        }
+        body.outputs.iter().map(of_output).collect()
     }
 
     /// Returns the dimensions if the derived body can be computed once per row, because nothing that it reads varies within a
     /// row, and the shape over which its results are then repeated.
-    fn of_rows(&self, body: &Body, inputs: &[&Tensor]) -> Option<(&Split, &Shape)> {
+    pub(super) fn of_rows(&self, body: &Body, inputs: &[&Tensor]) -> Option<(&Split, &Shape)> {
         let Extents::Rows { split, shape } = self.extents() else { return None };
         let rows = split.pick(shape).0;
         let is_of_rows =
@@ -184,27 +235,31 @@ impl Backward for LoopBackward {
         let device =
             gradients.iter().flatten().next().expect("the engine skips nodes without a gradient").device();
         let pass = self.pass(gradients);
-        let body = &pass.derived.body;
-        let mut passed = (0..body.outputs.len())
-            .map(|output| self.passed_on(output, &pass))
-            .collect::<Result<SmallVec<[Option<Tensor>; 4]>>>()?;
-        if is_grad_enabled() && !passed.iter().all(Option::is_some) {
-            // The gradient of the gradient is derived from the body with all its outputs.
-            passed.iter_mut().for_each(|gradient| *gradient = None);
+        let mut found =
+            self.passed_on(&pass.derived, &pass.used.iter().collect::<SmallVec<[&Tensor; 2]>>())?;
+        if !found.iter().all(Option::is_some) {
+            if is_grad_enabled() {
+                // The gradient of the gradient is derived from the body with all its outputs.
+                found.iter_mut().for_each(|gradient| *gradient = None);
+            }
+            let saved = pass.saved.iter().map(|saved| saved.get()).collect::<Result<Tensors>>()?;
+            let known = Known {
+                derived: Arc::clone(&pass.derived),
+                saved: saved.iter().collect(),
+                used: pass.used.iter().collect(),
+            };
+            let is_passed: SmallVec<[bool; 4]> = found.iter().map(Option::is_some).collect();
+            for plan in self.plans(&known, &is_passed)? {
+                self.run(&plan, &known, device, &mut found)?;
+            }
         }
-        let mut computed = match passed.iter().all(Option::is_some) {
-            true => Tensors::new(),
-            false => self.launch(&pass, &passed, device)?,
-        }
-        .into_iter();
-        let mut full = passed.into_iter().map(|gradient| gradient.or_else(|| computed.next()));
+        let mut found = found.into_iter().flatten().zip(&pass.derived.body.outputs);
         let mut results = Gradients::new();
         for (input, shape) in self.inputs().iter().enumerate() {
             let wanted = self.wanted & (1 << input) != 0;
             results.push(if wanted {
-                let gradient = full.next().flatten().expect("one output a wanted input");
-                let dtype = body.outputs[results.iter().flatten().count()].dtype;
-                Some(self.summed(&gradient, shape)?.to_dtype(dtype)?)
+                let (gradient, output) = found.next().expect("one output a wanted input");
+                Some(self.summed(&gradient, shape)?.to_dtype(output.dtype)?)
             } else {
                 None
             });
@@ -249,68 +304,34 @@ impl LoopBackward {
         gradient.sum_to_shape(shape)
     }
 
-    /// Returns the body without the outputs that are `passed` on, and its number. Outputs that are summed afterwards stay in the
-    /// dtype of the computation: a sum of values that were rounded to 16 bits would lose digits.
-    fn unrounded(&self, derived: &GradientBody, passed: &[Option<Tensor>]) -> (u64, Arc<Body>) {
-        let (mut id, mut body) = (derived.id, Arc::clone(&derived.body));
-        let wanted = (0..self.inputs().len()).filter(|input| self.wanted & (1 << input) != 0);
-        for (output, input) in wanted.enumerate() {
-            let (dtype, place) = (body.outputs[output].dtype, body.outputs[output].place);
-            let is_summed = self.inputs()[input] != self.extents().output_shape(place);
-            // The gradient of a gradient is derived from the unchanged body.
-            if is_summed && dtype.compute() != dtype && !is_grad_enabled() {
-                Arc::make_mut(&mut body).outputs[output].dtype = dtype.compute();
-                id = (id ^ (output as u64 + 1)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            }
-        }
-        for output in (0..passed.len()).rev().filter(|&output| passed[output].is_some()) {
-            Arc::make_mut(&mut body).outputs.remove(output);
-            id = (id ^ (output as u64 + 1)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        }
-        (id, body)
-    }
-
-    /// Computes the gradients that are not `passed` on.
-    fn launch(&self, pass: &Pass<'_>, passed: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
-        let (id, body) = self.unrounded(&pass.derived, passed);
-        let saved = pass.saved.iter().map(|saved| saved.get()).collect::<Result<Tensors>>()?;
-        let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(&pass.used).collect();
-        let of_rows = self.of_rows(&pass.derived.body, &inputs);
-        let rows_alone = of_rows.map(|(split, shape)| Extents::Elementwise(split.pick(shape).0));
-        let extents = rows_alone.as_ref().unwrap_or(self.extents());
+    /// Launches a plan, and puts its gradients among those that were found.
+    fn run(
+        &self,
+        plan: &Plan<'_>,
+        known: &Known<'_>,
+        device: &Device,
+        found: &mut [Option<Tensor>],
+    ) -> Result<()> {
         let stream = device.current_stream();
-        let mut outputs = body
-            .outputs
-            .iter()
-            .map(|output| {
-                let shape = extents.output_shape(output.place);
-                let result = Tensor::empty_on(&shape, output.dtype, &stream, self.label)?;
-                // PyTorch's operators of gradients take the result's gradient first.
-                let layouts = || pass.used.iter().chain(&saved).map(Tensor::layout);
-                let is_of_points = matches!(self.extents(), Extents::Elementwise(_));
-                let kept = is_of_points.then(|| layout_like(layouts(), &shape)).flatten();
-                Ok(match kept {
-                    Some(layout) => result.with_layout(layout),
-                    None => result,
-                })
+        let results = plan.outputs.iter().map(|output| {
+            let result = Tensor::empty_on(output.layout.shape(), output.dtype, &stream, self.label)?;
+            Ok(match output.layout.is_contiguous() {
+                true => result,
+                false => result.with_layout(output.layout.clone()),
             })
-            .collect::<Result<Tensors>>()?;
-        let name = format!("{}_backward", self.operator.name);
-        let compute = self.resolved.lowered.signature.compute;
-        let lowered = {
-            let operands = (&*operands(inputs.iter().copied()), &*operands(&outputs));
-            extents.launch((id, name.into(), body), compute, operands, self.numbers.clone())
-        };
-        launch(&lowered.map_err(to_runtime_error)?, &inputs, &outputs, self.label)?;
-        self.record(&pass.derived, &inputs, &mut outputs, stream)?;
-        match of_rows {
-            None => Ok(outputs),
-            Some((split, shape)) => {
-                let at_points =
-                    |output: &Tensor| Ok(repeated(split, output, shape)?.expect("it is of the rows"));
-                outputs.iter().map(at_points).collect()
-            }
+        });
+        let mut results = results.collect::<Result<Tensors>>()?;
+        launch(&plan.launch, &plan.inputs, &results, self.label)?;
+        self.record(&known.derived, &plan.inputs, &mut results, stream)?;
+        let of_rows = self.of_rows(&known.derived.body, &plan.inputs);
+        for (output, result) in plan.outputs.iter().zip(results) {
+            found[output.number] = match of_rows {
+                Some((split, shape)) => repeated(split, &result, shape)?,
+                None if output.layout.shape() == output.shape.as_slice() => Some(result),
+                None => Some(result.with_layout(Layout::contiguous(&output.shape))),
+            };
         }
+        Ok(())
     }
 
     /// Records a node for the gradient itself, if gradients of gradients are requested (`create_graph`).
@@ -330,7 +351,7 @@ impl LoopBackward {
         if wanted == 0 {
             return Ok(());
         }
-        let derived = gradient_of(self.operator.name, &self.resolved.lowered.signature, derived, wanted)
+        let derived = gradient_of(self.operator.name, &self.lowered().signature, derived, wanted)
             .map_err(Error::invalid)?;
         let inputs_of = inputs.iter().map(|tensor| tensor.shape().into()).collect();
         let node = Self {

@@ -3,6 +3,7 @@
 
 mod backward;
 mod call;
+mod gradient_plans;
 mod launch;
 mod resolved;
 

@@ -1,6 +1,7 @@
 //! [`Resolved`]: a call of a loop operator with everything derived from its tensors, cached per thread.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytemuck::cast_slice;
@@ -24,6 +25,8 @@ pub(crate) struct Resolved {
     pub(super) kept: Kept,
     /// The launch as loops that wait share it.
     shared: OnceLock<Arc<SharedLaunch>>,
+    /// The inputs for which a gradient was last recorded, as bits.
+    recorded: AtomicU32,
 }
 
 /// The number of calls that a thread keeps resolved: a few times the number in the largest models.
@@ -110,7 +113,17 @@ impl Resolved {
         let operands = operands(call.tensors.iter().copied());
         let lowered =
             LoweredLoop::new(call.operator, &operands, &call.arguments).map_err(to_runtime_error)?;
-        Ok(Self { lowered, kept: Kept::new(alignment_bytes), shared: OnceLock::new() })
+        Ok(Self {
+            lowered,
+            kept: Kept::new(alignment_bytes),
+            shared: OnceLock::new(),
+            recorded: AtomicU32::new(0),
+        })
+    }
+
+    /// Returns whether a gradient is recorded for these inputs, as bits, and was last recorded for others or not at all.
+    pub(super) fn is_first_gradient(&self, wanted: u32) -> bool {
+        self.recorded.swap(wanted, Ordering::Relaxed) != wanted
     }
 
     /// Returns the launch as loops that wait share it.

@@ -175,6 +175,31 @@ fn channel_norm(
     built_in!("thalweg::channel_norm")?.call(&[&tensors[..], &numbers].concat(), None, call.label)
 }
 
+/// Returns the operands of a normalization by statistics that do not depend on the input: the input, and mean, variance, weight and bias
+/// as views that are broadcast over it.
+pub(super) fn fixed_operands(
+    x: &Tensor,
+    [mean, variance]: [&Tensor; 2],
+    parameters: [Option<&Tensor>; 2],
+) -> Result<[Tensor; 5]> {
+    let [weight, bias] = weight_and_bias(x, parameters)?;
+    let over = |values: &Tensor| per_channel(values, x.rank());
+    Ok([x.clone(), over(&mean.detach())?, over(&variance.detach())?, over(&weight)?, over(&bias)?])
+}
+
+/// Returns the first tensor of a call with channels normalized by this mean and variance, times weight plus bias.
+fn fixed_norm(
+    call: &Call<'_>,
+    statistics: [&Tensor; 2],
+    parameters: [Option<&Tensor>; 2],
+    epsilon: f64,
+) -> Result<Tensor> {
+    let operands = fixed_operands(call.tensor(0), statistics, parameters)?;
+    let arguments = LoopArguments { scalars: smallvec![Scalar::F64(epsilon)], ..LoopArguments::default() };
+    let operator = built_in!("thalweg::channel_norm_fixed")?;
+    Ok(operator.call_loop(&operands.each_ref(), &arguments, None, call.label)?.remove(0))
+}
+
 /// Refuses parameters that do not have one value per channel.
 fn check_per_channel(list: &[(&str, Option<&Tensor>)], channels: usize) -> Result<()> {
     for (name, tensor) in list {
@@ -279,16 +304,7 @@ fn batch_norm(
             refuse!("Expected running_mean and running_var to be defined when training=False");
         };
         let compute = x.dtype().compute();
-        let inverse = variance.to_dtype(compute)?.add_scalar(epsilon)?.rsqrt()?;
-        let [weight, bias] = weight_and_bias(x, parameters)?;
-        let spread = [mean, &inverse, &weight, &bias]
-            .map(|tensor| per_channel(&tensor.to_dtype(compute)?, x.rank()))
-            .into_iter()
-            .collect::<Result<Tensors>>()?;
-        let tensors: Tensors = [x.clone()].into_iter().chain(spread).collect();
-        let tensors: Vec<&Tensor> = tensors.iter().collect();
-        let operator = built_in!("thalweg::channel_norm_apply")?;
-        let result = operator.call_loop(&tensors, &LoopArguments::default(), None, call.label)?.remove(0);
+        let result = fixed_norm(call, [mean, variance], parameters, epsilon)?;
         let empty = || Tensor::empty(&[0], compute, x.device());
         return Ok(Tensors::from_iter([result, empty()?, empty()?]));
     }

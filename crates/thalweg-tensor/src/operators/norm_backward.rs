@@ -1,15 +1,20 @@
 //! The gradients of normalizations, as separate operators and for gradients of gradients.
 
-use thalweg_ir::{DType, Shape};
+use smallvec::smallvec;
+use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ops::structured::CHANNEL_NORM_FIXED;
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
+use super::norm::fixed_operands;
 use super::operators;
 use super::window::is_recorded;
+use crate::autograd::{Backward, Gradients};
 use crate::dispatch::{Argument, Arguments, Call, Ints};
 use crate::kernels::channel_norm::Asked;
 use crate::kernels::normalized::{Normalized, kept_shape, normalized_shape, over_rows, weighted};
 use crate::kernels::{normalization, rms_norm};
+use crate::loops::{self, LoopArguments, LoopCall};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -153,7 +158,6 @@ fn group_norm_by_kernels(call: &Call<'_>, groups: usize, wants: [bool; 3]) -> Re
         gradient,
         weight: &weight,
         statistics: [&mean?, &inverse?],
-        are_fixed: false,
         wants,
         dtypes: [weight.dtype(); 2],
         label: call.label,
@@ -205,29 +209,46 @@ fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     ]))
 }
 
-/// Returns the gradients of batch normalization by the kernels that its node uses.
+/// Returns the gradients of batch normalization by statistics of the batch, by the kernels that its node uses.
 fn batch_norm_by_kernels(call: &Call<'_>, statistics: [&Tensor; 2], wants: [bool; 3]) -> Result<Tensors> {
-    let are_fixed = !call.bool(7);
     let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     let ones = || Tensor::ones(&[], x.dtype().compute(), x.device())?.expand(&x.shape()[1..2]);
     let weight = weight.map_or_else(ones, |weight| Ok(weight.clone()))?;
     let dtypes = [weight.dtype(); 2];
-    let asked = Asked {
-        groups: 0,
-        x,
-        gradient,
-        weight: &weight,
-        statistics,
-        are_fixed,
-        wants,
-        dtypes,
-        label: call.label,
-    };
+    let asked =
+        Asked { groups: 0, x, gradient, weight: &weight, statistics, wants, dtypes, label: call.label };
     let of = [x.dtype(), dtypes[0], dtypes[1]];
     let gradients = asked.gradients()?.into_iter().zip(wants).zip(of);
     gradients
         .map(|((gradient, is_wanted), dtype)| {
             masked(x, is_wanted, dtype, || Ok(gradient.expect("it is wanted")))
+        })
+        .collect()
+}
+
+/// Returns the gradients of batch normalization by running statistics, by the kernels that its node uses.
+fn fixed_by_kernels(call: &Call<'_>, statistics: [&Tensor; 2], wants: [bool; 3]) -> Result<Tensors> {
+    let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
+    let operands = fixed_operands(x, statistics, [weight, None])?;
+    let arguments =
+        LoopArguments { scalars: smallvec![Scalar::F64(call.float(8))], ..LoopArguments::default() };
+    let tensors = operands.each_ref();
+    let lowered = LoopCall::new(&CHANNEL_NORM_FIXED, call, &tensors, arguments);
+    let places = [0, 3, 4];
+    let wanted = places.iter().zip(wants).filter(|&(_, is_wanted)| is_wanted);
+    let wanted = wanted.fold(0, |bits, (place, _)| bits | 1 << place);
+    let mut gradients = match wanted {
+        0 => Gradients::from_elem(None, operands.len()),
+        _ => loops::node(&lowered, &[], wanted)?.backward(&[Some(gradient.clone())])?,
+    };
+    let dtype = operands[3].dtype();
+    (places.into_iter().zip(wants).zip([x.dtype(), dtype, dtype]))
+        .map(|((place, is_wanted), dtype)| {
+            let mut gradient = || gradients[place].take().expect("it is wanted");
+            masked(x, is_wanted, dtype, || match place {
+                0 => Ok(gradient()),
+                _ => gradient().reshape(&x.shape()[1..2]),
+            })
         })
         .collect()
 }
@@ -246,13 +267,16 @@ fn batch_norm_backward(call: &Call<'_>) -> Result<Tensors> {
             x.shape()
         );
     };
-    let (mean, second) = (first.to_dtype(compute)?, second.to_dtype(compute)?);
-    let inverse = if is_training { second } else { second.add_scalar(call.float(8))?.rsqrt()? };
     let [of_input, of_weight, of_bias] = mask(call, 9)?;
     let is_plain = x.elements() > 0 && gradient.dtype() == x.dtype() && !is_recorded(call.tensors);
-    if is_plain {
-        return batch_norm_by_kernels(call, [&mean, &inverse], [of_input, of_weight, of_bias]);
+    if is_plain && !is_training {
+        return fixed_by_kernels(call, [first, second], [of_input, of_weight, of_bias]);
     }
+    let (mean, second) = (first.to_dtype(compute)?, second.to_dtype(compute)?);
+    if is_plain {
+        return batch_norm_by_kernels(call, [&mean, &second], [of_input, of_weight, of_bias]);
+    }
+    let inverse = if is_training { second } else { second.add_scalar(call.float(8))?.rsqrt()? };
     let per_channel = |values: &Tensor| {
         let mut shape = Shape::from_elem(1, x.rank());
         shape[1] = values.elements();

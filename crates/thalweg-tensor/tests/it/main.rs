@@ -10,6 +10,7 @@ mod backward_operators;
 mod bad_input;
 mod bags;
 
+mod broadcast_gradients;
 mod channel_norms;
 mod checkpoint;
 mod compile;

@@ -1,7 +1,8 @@
 //! Pools, columns and convolutions of one, two and three axes, compared with loops over windows.
 
-use thalweg_tensor::Tensor;
+use thalweg_tensor::autograd::gradients;
 use thalweg_tensor::dispatch::Value;
+use thalweg_tensor::{MemoryFormat, Tensor};
 
 use crate::norms::call;
 use crate::support::{assert_close, check_gradient, random, values};
@@ -207,4 +208,52 @@ fn images_of_another_size() {
     assert_eq!(shuffled.shape(), [2, 2, 6, 4]);
     assert_eq!(values(&shuffled)[1], values(&x)[6]);
     assert_eq!(values(&call("pixel_unshuffle", &[of(&shuffled), Value::Int(2)])[0]), values(&x));
+}
+
+#[test]
+fn adaptive_windows_of_any_size_and_layout_are_those_of_a_plain_model() {
+    let range = |window: usize, extent: usize, windows: usize| {
+        window * extent / windows..((window + 1) * extent).div_ceil(windows)
+    };
+    let sizes =
+        [([5, 7], [3, 2]), ([4, 3], [9, 3]), ([30, 11], [2, 1]), ([1, 6], [4, 6]), ([13, 29], [7, 31])];
+    for (number, (extents, windows)) in sizes.into_iter().enumerate() {
+        for is_last in [false, true] {
+            let shape = [2, 3, extents[0], extents[1]];
+            let x = random(&shape, number as u64 + 1);
+            let format = if is_last { MemoryFormat::ChannelsLast } else { MemoryFormat::Contiguous };
+            let x = x.contiguous_in(format).unwrap().detach().requires_grad_().unwrap();
+            let size = ints(&[windows[0] as i64, windows[1] as i64]);
+            let means = call("adaptive_avg_pool2d", &[of(&x), size.clone()]).remove(0);
+            let greatest = call("adaptive_max_pool2d", &[of(&x), size]);
+            let gradient = random(&[2, 3, windows[0], windows[1]], 9);
+            let (points, parts) = (values(&x.detach()), values(&gradient));
+            let (mut expected, mut places) = ([Vec::new(), Vec::new()], Vec::new());
+            let mut of_x = [vec![0.0; points.len()], vec![0.0; points.len()]];
+            for (window, part) in parts.iter().enumerate() {
+                let (plane, own) = (window / (windows[0] * windows[1]), window % (windows[0] * windows[1]));
+                let rows = range(own / windows[1], extents[0], windows[0]);
+                let columns = range(own % windows[1], extents[1], windows[1]);
+                let inside: Vec<usize> =
+                    rows.flat_map(|y| columns.clone().map(move |column| y * extents[1] + column)).collect();
+                let first = plane * extents[0] * extents[1];
+                let at = |&place: &usize| points[first + place];
+                expected[0].push(inside.iter().map(at).sum::<f64>() / inside.len() as f64);
+                inside.iter().for_each(|place| of_x[0][first + place] += part / inside.len() as f64);
+                let best = inside.iter().copied().reduce(|a, b| if at(&b) > at(&a) { b } else { a }).unwrap();
+                expected[1].push(at(&best));
+                of_x[1][first + best] += part;
+                places.push(best as f64);
+            }
+            assert_eq!(values(&greatest[1]), places, "{extents:?} in {windows:?}");
+            for (result, (expected, of_x)) in
+                [&means, &greatest[0]].into_iter().zip(expected.iter().zip(&of_x))
+            {
+                assert_close(&values(&result.detach()), expected, 1e-12);
+                let loss = result.mul(&gradient).unwrap().sum(&[], false).unwrap();
+                let found = gradients(&[loss], &[None], &[x.clone()]).unwrap().remove(0).unwrap();
+                assert_close(&values(&found), of_x, 1e-12);
+            }
+        }
+    }
 }

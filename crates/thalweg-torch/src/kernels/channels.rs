@@ -143,7 +143,6 @@ impl<'k> Input<'k> {
                 gradient: x,
                 weight: Operand { dtype: affine, layout: &channels },
                 statistics: [of_statistics; 2],
-                are_fixed: false,
                 of_input: Some(&points),
                 of_parameters: Some(affine),
             })

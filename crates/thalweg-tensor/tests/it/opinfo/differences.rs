@@ -102,6 +102,7 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
     (
         "other operators, which autograd sees, compute them where a gradient is wanted",
         &[
+            "thalweg::channel_norm_apply",
             "thalweg::channel_norm_combine",
             "thalweg::channel_norm_fold",
             "thalweg::channel_norm_fold_weighted",
@@ -121,9 +122,7 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
             "thalweg::add_layer_norm_backward",
             "thalweg::bag_products",
             "thalweg::channel_norm_backward",
-            "thalweg::channel_norm_fixed_gradients",
             "thalweg::channel_norm_gradients",
-            "thalweg::channel_norm_scale",
             "thalweg::cross_entropy_backward",
             "thalweg::cross_entropy_smoothed_backward",
             "thalweg::layer_norm_backward",
