@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_made_once_by_whoever_comes_first() {
+    fn a_value_is_made_once() {
         let ahead = Arc::new(Ahead::<usize, usize>::default());
         let made = Arc::new(AtomicUsize::new(0));
         for round in 0..200 {

@@ -55,8 +55,9 @@ pub struct Environment {
     pub explain_compile: bool,
     /// `THALWEG_EXPLAIN_FILE`: a file to which the same is appended, one JSON object per segment, for `thalweg explain` to draw.
     pub explain_file: Option<PathBuf>,
-    /// `THALWEG_COMPILE_THREADS`: the number of threads that compile the kernels of one segment of a compiled function, which are
-    /// known together (default: one for each core, and 8 at most).
+    /// `THALWEG_COMPILE_THREADS`: the number of threads that compile kernels at the same time: those of one segment of a compiled
+    /// function, which are known together, and, on all threads but one, those of gradients whose forward pass runs (default: one for
+    /// each core, and 8 at most; with 1, none is compiled ahead).
     pub compile_threads: Option<usize>,
     /// `THALWEG_RECOMPUTE_BYTES`: the least bytes of a saved result that a compiled function computes again instead of keeping it.
     pub recompute_bytes: Option<u64>,

@@ -34,7 +34,7 @@ constexpr u32 NONE = ~0u;
 
 // The elements of a lane in the columns of its warp.
 template <class T, u32 WIDTH> struct Columns {
-    // Elements that are read one by one have few parts: a kernel is no faster than its code is fetched.
+    // Elements that are read one by one have few parts: more of them are more code, which takes time to fetch.
     static constexpr u32 OWN = WIDTH < 4 ? 2 * WIDTH : 8, PARTS = OWN / WIDTH;
     typedef typename combined<T>::type SUM;
     u64 first, count;

@@ -261,7 +261,7 @@ enum Target<'a> {
 const FEWEST_COLUMNS: u64 = 16;
 
 /// The most rows, all of which may have one index, that are combined by one launch: this one takes as long as the index of the most rows.
-const FEW_ROWS: u64 = 1024;
+const FEW_ROWS: u64 = 4096;
 
 /// The number of elements of a result for each element that is added, from which on sums of 16 bits are rounded at each addition.
 const FEW_OF: u64 = 8;

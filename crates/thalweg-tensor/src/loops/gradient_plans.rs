@@ -24,7 +24,7 @@ const SHORT_ROW: usize = 1 << 12;
 
 type Dimensions = SmallVec<[usize; 6]>;
 
-/// What a gradient is computed from.
+/// The tensors of a gradient's computation.
 pub(super) struct Known<'a> {
     pub derived: Arc<GradientBody>,
     /// The saved tensors that the derived body reads.

@@ -55,7 +55,8 @@ fn sums_with_their_values_are_those_of_stored_values() {
         let gradient = random(result.shape(), draw.0).to_dtype(dtype).unwrap();
         let [stored, summed] = [true, false].map(|create_graph| {
             let options = BackwardOptions { retain_graph: true, create_graph };
-            gradients_with(&[result.clone()], &[Some(gradient.clone())], &operands, options).unwrap()
+            gradients_with(std::slice::from_ref(&result), &[Some(gradient.clone())], &operands, options)
+                .unwrap()
         });
         for ((stored, summed), operand) in stored.iter().zip(&summed).zip(&operands) {
             let [stored, summed] = [stored, summed].map(|found| found.as_ref().expect("it is used"));

@@ -251,7 +251,7 @@ fn adaptive_windows_of_any_size_and_layout_are_those_of_a_plain_model() {
             {
                 assert_close(&values(&result.detach()), expected, 1e-12);
                 let loss = result.mul(&gradient).unwrap().sum(&[], false).unwrap();
-                let found = gradients(&[loss], &[None], &[x.clone()]).unwrap().remove(0).unwrap();
+                let found = gradients(&[loss], &[None], std::slice::from_ref(&x)).unwrap().remove(0).unwrap();
                 assert_close(&values(&found), of_x, 1e-12);
             }
         }
