@@ -151,7 +151,7 @@ fn the_host_and_a_simulated_gpu_use_the_same_memory() {
         fill(&stream, &all, round as f32);
         assert_eq!([host(0), host(63)], [round as f32; 2]);
         numbers[8].store((-1.0_f32).to_bits(), Ordering::Relaxed);
-        stream.copy_on_device(all.pointer(), part.pointer(), 128, Label::here("copy")).unwrap();
+        stream.copy_on_device(part.pointer(), all.pointer(), 128, Label::here("copy")).unwrap();
         assert_eq!([host(39), host(40), host(41)], [round as f32, -1.0, round as f32]);
     }
     drop(all);
