@@ -13,8 +13,8 @@ pub(crate) use crate::{
     GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags,
     HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, MatmulAlgorithm, MatmulCall,
     MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes,
-    PoolHandle, PoolUsage, RecurrentMemory, RecurrentShape, Registration, Result, ShareableHandle,
-    StreamHandle, TensorMap, TensorTiles,
+    PoolHandle, PoolUsage, ProcessMemory, RecurrentMemory, RecurrentShape, Registration, Result,
+    ShareableHandle, StreamHandle, TensorMap, TensorTiles,
 };
 
 /// Invokes a macro with the list of all calls. Each of them is written as in a trait: documentation, name, `&self`, arguments and
@@ -255,6 +255,24 @@ macro_rules! calls { ($form:ident) => { $form! {
 
     /// Writes pinned memory from the host, now. Nothing orders the write after work that reads there: synchronise first.
     fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()>;
+
+    // ---- Memory that the host accesses in place: on the simulated GPU; other drivers answer `NotSupported` ------------
+
+    /// Gives memory of the process an address at which every device uses it in place, until `host_unmap`. From now on, a call that
+    /// queues a command on it blocks until the command is done, so that the host's accesses between calls are in program order.
+    /// The same bytes may be mapped several times.
+    fn host_map(&self, memory: &ProcessMemory) -> Result<DevicePointer>;
+
+    /// Ends a mapping of `host_map`, once no running command touches it.
+    fn host_unmap(&self, pointer: DevicePointer) -> Result<()>;
+
+    /// Returns the host's address of memory of a device, which the host may access in place until `host_unview`. Blocks until the
+    /// device's work is done. From now on, commands on these bytes are as after `host_map`. The bytes are one allocation, or a
+    /// part of one, and views do not overlap in part.
+    fn host_view(&self, device: u32, pointer: DevicePointer, bytes: u64) -> Result<u64>;
+
+    /// Ends a view of `host_view`: nothing uses the host's address any more.
+    fn host_unview(&self, pointer: DevicePointer, bytes: u64) -> Result<()>;
 
     // ---- Copies, fills, host functions ----------------------------------------------------------------------------
 

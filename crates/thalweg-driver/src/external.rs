@@ -89,6 +89,11 @@ impl ExternalMemory {
         self.size_bytes
     }
 
+    /// Returns the owner, to look at it.
+    pub(crate) fn owner(&self) -> &(dyn Any + Send + Sync) {
+        &*self.owner
+    }
+
     /// Returns the owner. Dropping it frees the memory.
     pub fn into_owner(self) -> Box<dyn Any + Send + Sync> {
         self.owner

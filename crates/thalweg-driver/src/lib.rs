@@ -28,6 +28,7 @@ mod fork;
 mod graph;
 mod handle;
 pub mod host;
+mod in_place;
 pub mod instrument;
 mod interruption;
 mod library;
@@ -61,6 +62,7 @@ pub use handle::{
     GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, StreamHandle,
 };
 pub use host::{HostFault, HostKernel, HostLaunch, Touched};
+pub use in_place::{ProcessMemory, map_process};
 pub use instrument::{BlockKind, HostClock, Instrument, UseKind, Within, within};
 pub use interruption::{INTERRUPTION_INTERVAL, interruption, set_interruption};
 pub use library::attention::{

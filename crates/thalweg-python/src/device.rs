@@ -241,6 +241,11 @@ impl PyDevice {
     }
 }
 
+/// Returns whether the simulated GPU is shown as the CPU.
+pub fn is_shown_as_cpu() -> bool {
+    shown_kind() == "cpu"
+}
+
 /// Returns whether a device is shown as a CUDA GPU.
 pub fn is_shown_as_cuda(device: &Device) -> bool {
     !device.is_meta() && (!device.is_simulated() || shown_kind() == "cuda")

@@ -1,9 +1,9 @@
 //! DLPack: exchange of tensors with other libraries, by version 1.0 of its structures (`dlpack.h`), with capsules of both forms.
 //!
-//! Memory of a GPU is exported without a copy, and the capsule keeps the tensor alive. Imported GPU memory is used in place, and
-//! the tensor keeps the capsule alive. Other libraries cannot address the memory of the simulated GPU as host memory, so a copy
-//! on the host is exported; imported host memory is copied to the device. The ordering of streams is done in Python
-//! (`_dlpack.py`).
+//! Memory is exported without a copy, and the capsule keeps the tensor alive; that of the simulated GPU at its address in the host's
+//! memory. Imported memory is used in place, and the tensor keeps the capsule alive: a GPU's by that GPU, the host's by the simulated
+//! GPU. Copies are made of what a graph may move, of memory that may not be written or is not aligned, and for another device. The
+//! ordering of streams is done in Python (`_dlpack.py`).
 
 use std::ffi::{CStr, c_void};
 
@@ -11,6 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use thalweg::driver::{DevicePointer, ExternalMemory};
+use thalweg::runtime::{ProcessMemory, map_process};
 use thalweg::{DType, Device, Tensor};
 
 use crate::convert::to_bytes;
@@ -107,11 +108,11 @@ struct ExportedMemory {
 
 impl ExportedMemory {
     /// Returns the structure that describes `tensor`. It points into `self`, which must not move.
-    fn describe(&mut self, tensor: &Tensor) -> PyResult<DlTensor> {
+    fn describe(&mut self, tensor: &Tensor, address: Option<u64>) -> PyResult<DlTensor> {
         let is_host = !is_on_gpu(tensor.device());
-        let data = match is_host {
-            true => self.bytes.as_mut_ptr().cast(),
-            false => tensor.pointer().address() as *mut c_void,
+        let data = match address {
+            None => self.bytes.as_mut_ptr().cast(),
+            Some(address) => address as *mut c_void,
         };
         Ok(DlTensor {
             data,
@@ -182,10 +183,12 @@ fn _to_dlpack<'py>(
     if tensor.device().is_meta() {
         return Err(value_error("a tensor on the meta device has no elements to hand out"));
     }
-    let is_copied = !is_on_gpu(tensor.device());
-    if !is_copied {
-        tensor.mark_exported();
-    }
+    tensor.mark_exported();
+    let address = match is_on_gpu(tensor.device()) {
+        true => Some(tensor.pointer().address()),
+        false => run(py, || tensor.host_address(true))?,
+    };
+    let is_copied = address.is_none();
     let bytes = if is_copied { run(py, || to_bytes(&tensor))? } else { Vec::new() };
     let as_list = |list: &[usize]| list.iter().map(|&number| number as i64).collect::<Vec<i64>>();
     let strides = match is_copied {
@@ -194,7 +197,7 @@ fn _to_dlpack<'py>(
     };
     let mut kept =
         Box::new(ExportedMemory { _tensor: tensor.clone(), bytes, shape: as_list(tensor.shape()), strides });
-    let described = kept.describe(&tensor)?;
+    let described = kept.describe(&tensor, address)?;
     let context = Box::into_raw(kept).cast();
     let (pointer, name): (*mut c_void, _) = if versioned {
         let flags = if is_copied { IS_COPIED } else { 0 };
@@ -360,8 +363,17 @@ fn _from_dlpack<'py>(
     let tensor = match other.device.kind {
         HOST | PINNED => {
             let device = crate::device::or_current(py, device)?;
-            let bytes = host_bytes(other, &shape, &strides, dtype.size_bytes());
-            run(py, || crate::convert::from_bytes(&bytes, &shape, dtype, &device))?
+            let address = other.data as usize + other.offset_bytes as usize;
+            let is_usable = !taken.is_read_only()
+                && !shape.contains(&0)
+                && strides.iter().all(|&stride| stride >= 0)
+                && address.is_multiple_of(dtype.size_bytes());
+            if is_usable && device.is_simulated() && !crate::device::is_shown_as_cuda(&device) {
+                over_host(py, address, (&shape, &strides), dtype, &device, taken)?
+            } else {
+                let bytes = host_bytes(other, &shape, &strides, dtype.size_bytes());
+                run(py, || crate::convert::from_bytes(&bytes, &shape, dtype, &device))?
+            }
         }
         CUDA => {
             let index = other.device.index as u32;
@@ -404,6 +416,26 @@ pub fn over(
     let bytes = (last as u64).saturating_add(1).saturating_mul(dtype.size_bytes() as u64);
     let memory = memory(DevicePointer::new(address), bytes);
     run(py, || Tensor::from_external(shape, &steps, dtype, device, memory))
+}
+
+/// Returns a tensor of the simulated GPU over memory of the host that a capsule keeps alive.
+fn over_host(
+    py: Python<'_>,
+    address: usize,
+    (shape, strides): (&[usize], &[i64]),
+    dtype: DType,
+    device: &Device,
+    taken: Taken,
+) -> PyResult<Tensor> {
+    let steps: Vec<usize> = strides.iter().map(|&stride| stride as usize).collect();
+    let last: usize = shape.iter().zip(&steps).map(|(&extent, &stride)| (extent - 1) * stride).sum();
+    let bytes = (last as u64 + 1) * dtype.size_bytes() as u64;
+    // SAFETY: the producer guarantees that the elements can be read and written until the structure is deleted.
+    let memory = unsafe { ProcessMemory::new(address, bytes) };
+    run(py, || {
+        let memory = map_process(device.driver(), &memory, Box::new(taken))?;
+        Tensor::from_external(shape, &steps, dtype, device, memory)
+    })
 }
 
 /// Returns a GPU by its number.

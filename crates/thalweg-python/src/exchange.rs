@@ -14,6 +14,7 @@ use thalweg::{DType, Device, Tensor};
 
 use crate::dlpack::over;
 use crate::failure::{run, runtime, type_error};
+use crate::in_place::Owner;
 use crate::journal;
 
 /// The functions of the front end.
@@ -28,16 +29,6 @@ pub struct Exchange {
     addresses: Py<PyAny>,
     /// Whether tensors of the front end are in the memory of the program's device, and are not copied.
     pub is_in_place: bool,
-}
-
-/// An object that keeps memory alive, and is released with the interpreter lock.
-struct Owner(Option<Py<PyAny>>);
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let object = self.0.take();
-        Python::attach(|_| drop(object));
-    }
 }
 
 /// Returns the number of bytes from the first to the last element.
@@ -239,7 +230,7 @@ fn over_object(
         shape.iter().zip(strides).map(|(&extent, &stride)| extent.saturating_sub(1) as u64 * stride as u64);
     let elements = if shape.contains(&0) { 0 } else { span.sum::<u64>() + 1 };
     journal::given(object, address, elements * dtype.size_bytes() as u64);
-    let owner = Owner(Some(object.clone().unbind()));
+    let owner = Owner::new(object.clone().unbind());
     // SAFETY: the object is a tensor whose memory lives as long as it does, and its elements are in the range. Its allocator reuses
     // memory in the order of the stream on which it was allocated, and the program is called on that stream, or orders the work of
     // others itself (`record_stream`), as for every operator of the front end.

@@ -52,6 +52,7 @@ mod generator;
 mod graphs;
 mod handle;
 mod history;
+mod in_place;
 mod index;
 mod journal;
 mod lines;
@@ -110,5 +111,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     communicator::register(module)?;
     program::register(module)?;
     files::register(module)?;
+    in_place::register(module)?;
     dlpack::register(module)
 }

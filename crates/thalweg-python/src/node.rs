@@ -148,6 +148,11 @@ impl PyNode {
         Ok(attached_data(&self.0)?.function.as_ref().map(|(_, context)| context.clone_ref(py)))
     }
 
+    /// Returns the leaf whose gradient the node accumulates; None for other nodes, or if no handle of the leaf exists.
+    fn _leaf<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTensor>>> {
+        self.0.leaf().map(|leaf| PyTensor::object(py, leaf)).transpose()
+    }
+
     /// The dictionary in which the program keeps its own data for the node.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
@@ -166,6 +171,10 @@ impl PyNode {
             if let Some(tensor) = found {
                 return Ok(PyTensor::object(py, tensor)?.into_any());
             }
+        }
+        if name == "variable" && node.is_accumulator() {
+            let find = py.import("thalweg.nn.parameter")?.getattr("_of_node")?;
+            return find.call1((slf,));
         }
         let class = slf.get_type().name()?;
         Err(PyAttributeError::new_err(format!("'{class}' object has no attribute '{name}'")))

@@ -316,14 +316,21 @@ impl PyTensor {
         slf.tensor().dtype().size_bytes()
     }
 
-    /// Returns the device address of the first element, or 0 if there is none.
-    fn data_ptr(slf: &Bound<'_, Self>) -> u64 {
+    /// Returns the address of the first element, or 0 if there is none. If the simulated GPU is shown as the CPU, the host may read and
+    /// write there; otherwise it is the device's address, as in snapshots of its memory.
+    fn data_ptr(slf: &Bound<'_, Self>) -> PyResult<u64> {
         let tensor = slf.tensor();
-        if tensor.elements() == 0 || tensor.device().is_meta() {
-            return 0;
+        let device = tensor.device();
+        if tensor.elements() == 0 || device.is_meta() {
+            return Ok(0);
         }
         tensor.mark_exported();
-        tensor.pointer().address()
+        if device.is_simulated() && device::is_shown_as_cpu() {
+            if let Some(address) = run(slf.py(), || tensor.host_address(false))? {
+                return Ok(address);
+            }
+        }
+        Ok(tensor.pointer().address())
     }
 
     /// Returns the offset of the first element in the storage, in elements.

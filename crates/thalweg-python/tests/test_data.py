@@ -4,6 +4,7 @@ import collections
 import os
 import random
 import signal
+import time
 
 import thalweg as th
 from support import raises
@@ -47,17 +48,22 @@ def test_batches():
     assert data.get_worker_info() is None
 
 
+def _kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Seen(data.Dataset):
     """Samples that show who made them, and that fail on request."""
 
-    def __init__(self, tensors, failing=-1, killed=-1):
+    def __init__(self, tensors, failing=-1, killed=-1, ending=None):
         self.tensors, self.failing, self.killed = tensors, failing, killed
+        self.ending = ending or _kill
 
     def __getitem__(self, index):
         if index == self.failing:
             raise KeyError(f"sample {index}")
         if index == self.killed:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.ending()
         info = data.get_worker_info()
         return self.tensors[index] * 2, info.id, info.seed, random.randrange(1 << 30), th.randint(1 << 30, ()).item()
 
@@ -103,8 +109,26 @@ def test_failures_of_processes_name_the_batch():
     with raises(KeyError, "in DataLoader worker process 0. It was fetching the batch of indices [2, 3]"):
         next(loader)
     assert next(loader)[0].tolist() == [8.0, 10.0]
-    with raises(RuntimeError, "exited unexpectedly by signal 9 while it fetched the batch of indices [4, 5]"):
+    with raises(RuntimeError, "is killed by signal: Killed. It was worker 0 while it fetched the batch of indices [4, 5]."):
         list(DataLoader(Seen(tensors, killed=4), batch_size=2, num_workers=1))
+
+
+def _with_a_child():
+    """Is killed while a process that holds the worker's files lives on for a while."""
+    if os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_every_end_of_a_worker_is_an_error():
+    ends = [(os.abort, "is killed by signal: Aborted. It was worker 1 while it fetched the batch of indices [2]."),
+            (lambda: os._exit(3), "exited unexpectedly with exit code 3. It was worker 1 while it fetched the batch of indices [2]."),
+            (_with_a_child, "is killed by signal: Killed. It was worker 1 while it fetched the batch of indices [2].")]
+    for ending, text in ends:
+        dataset = Seen(th.arange(4.0), killed=2, ending=ending)
+        with raises(RuntimeError, text):
+            list(DataLoader(dataset, batch_sampler=[[0], [2], [1], [3]], num_workers=2, multiprocessing_context="fork"))
 
 
 class Pairs(dict):

@@ -211,15 +211,31 @@ def test_a_library_in_pytorchs_style_runs():
         """)
 
 
-def test_multiprocessing_sends_tensors_by_value():
+def test_the_host_uses_addresses():
+    program("""
+        import ctypes, torch
+        x = torch.arange(6.0).view(2, 3)
+        row = (ctypes.c_float * 6).from_address(x.untyped_storage().data_ptr())
+        x += 1
+        row[4] = -1.0
+        assert list(row) == [1.0, 2.0, 3.0, 4.0, -1.0, 6.0] and x[1, 1].item() == -1.0 and x[:, 1:].data_ptr() == x.data_ptr() + 4
+        """)
+
+
+def test_multiprocessing_shares_tensors():
     program("""
         import torch, torch.multiprocessing as mp
-        def work(number, queue):
+        def work(number, shared, queue, done):
+            shared += 1
             queue.put(torch.full((2,), float(number)))
+            done.wait(60)
         if __name__ == "__main__":
-            queue = mp.get_context("spawn").Queue()
-            mp.spawn(work, args=(queue,), nprocs=1)
-            assert queue.get().tolist() == [0.0, 0.0]
+            context, shared = mp.get_context("spawn"), torch.zeros(3)
+            queue, done = context.Queue(), context.Event()
+            running = mp.spawn(work, args=(shared, queue, done), nprocs=1, join=False)
+            assert queue.get().tolist() == [0.0, 0.0] and shared.tolist() == [1.0, 1.0, 1.0]
+            done.set()
+            running.join()
         """)
 
 

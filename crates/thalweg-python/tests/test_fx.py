@@ -128,6 +128,13 @@ def test_graphs_are_divided():
     assert parts.submod_1.graph.find_nodes(op="call_module")[0].target == "2"
 
 
+def test_a_list_of_operands_is_recorded_as_separate_ones():
+    made = th.fx.symbolic_trace(lambda x, y: th.einsum("ij,jk->ik", [x, y]) + th.einsum("ij,jk->ik", x, y))
+    calls = [node.args for node in made.graph.nodes if getattr(node.target, "__name__", "") == "einsum"]
+    assert calls[0] == calls[1] and len(calls[0]) == 3
+    assert th.equal(made(th.ones(2, 3), th.ones(3, 2)), th.full((2, 2), 6.0))
+
+
 def test_functions_are_recorded():
     from thalweg.fx.experimental.proxy_tensor import make_fx
     weight = th.ones(3)

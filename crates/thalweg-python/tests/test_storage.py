@@ -39,8 +39,10 @@ def test_elements_of_storages():
     raw = storage.untyped()
     assert raw[2] == 7 and raw[2:4].tolist() == [7, 0] and raw.device == th.get_default_device() and not raw.is_shared()
     assert copy.copy_(storage).tolist() == [1, 7, 3] and th.UntypedStorage(6).copy_(raw).tolist() == raw.tolist()
-    with raises(NotImplementedError, "not shared between processes"):
-        raw.share_memory_()
+    assert raw.share_memory_().is_shared() and raw.tolist() == [1, 0, 7, 0, 3, 0] and storage.is_shared()
+    assert th.UntypedStorage._new_shared(3).tolist() == [0, 0, 0]
+    with raises(RuntimeError, "only available on CPU"):
+        th.zeros(2, device="meta").untyped_storage().share_memory_()
 
 
 def test_memory_that_goes_with_the_storage_needs_its_uses_recorded():

@@ -76,7 +76,8 @@ pub use pinned::PinnedBuffer;
 pub use stream::{Stream, StreamGuard};
 pub use stream_state::STREAMS_PER_PRIORITY;
 pub use thalweg_driver::{
-    Access, CaptureMode, CommunicatorId, DevicePointer, ExternalMemory, ExternalStream, Label,
+    Access, CaptureMode, CommunicatorId, DevicePointer, ExternalMemory, ExternalStream, Label, ProcessMemory,
+    map_process,
 };
 pub use thalweg_driver::{Activation, ActivationPass, MatmulActivation, MatmulEpilogue};
 pub use thalweg_driver::{ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat};

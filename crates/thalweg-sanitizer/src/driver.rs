@@ -12,11 +12,12 @@ use thalweg_driver::{
     CommunicatorId, ConditionFormat, ConditionHandle, Conditional, Copy, DevicePointer, Driver, Endpoint,
     Error, EventHandle, Fill, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags,
     HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, ModuleHandle, PhysicalFlags,
-    PhysicalHandle, PoolHandle, Result, ShareableHandle, StreamHandle,
+    PhysicalHandle, PoolHandle, ProcessMemory, Result, ShareableHandle, StreamHandle,
 };
 
 use super::capture::CapturedCall;
 use super::chosen::Speaking;
+use super::clock::Clock;
 use super::model::{Model, Record, StreamId};
 use super::space::ObjectKind;
 use super::{Instrument, SanitizerDriver, take_label, threads};
@@ -355,6 +356,30 @@ impl Driver for SanitizerDriver {
         self.arrive();
         self.inner.host_write(target, source)?;
         self.host_touches(target.address(), source.len(), AccessMode::Write, "host_write")
+    }
+
+    fn host_map(&self, memory: &ProcessMemory) -> Result<DevicePointer> {
+        let pointer = self.inner.host_map(memory)?;
+        self.appeared(ObjectKind::Pinned, 0, (pointer.address(), memory.size_bytes()), "host_map");
+        Ok(pointer)
+    }
+
+    fn host_unmap(&self, pointer: DevicePointer) -> Result<()> {
+        let nothing = |_: &mut Model| Clock::default();
+        self.gives_back(pointer.address(), "host_unmap", nothing, || self.inner.host_unmap(pointer))
+    }
+
+    /// From here on the host may write the bytes at any time, so none of them counts as uninitialised.
+    fn host_view(&self, device: u32, pointer: DevicePointer, bytes: u64) -> Result<u64> {
+        let frontier = |model: &mut Model| Some(model.device_frontier(device));
+        let mut address = 0;
+        self.waits(frontier, || {
+            address = self.inner.host_view(device, pointer, bytes)?;
+            Ok(())
+        })?;
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.host_touches(pointer.address(), bytes, AccessMode::Write, "host_view")?;
+        Ok(address)
     }
 
     // ---- Commands -------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ use thalweg_driver::{
     FunctionHandle, GpuCall, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle,
     GraphNodeHandle, GraphNodeKind, HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle,
     Label, Launch, LibraryLaunch, MatmulAlgorithm, MatmulCall, MemoryAccess, MemoryAdvice, MemoryInfo,
-    ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, RecurrentMemory,
-    RecurrentShape, Registration, Result, ShareableHandle, StreamHandle, TensorMap, TensorTiles, Version,
+    ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, ProcessMemory,
+    RecurrentMemory, RecurrentShape, Registration, Result, ShareableHandle, StreamHandle, TensorMap,
+    TensorTiles, Version,
 };
 
 use super::SimDriver;
@@ -367,6 +368,31 @@ impl Driver for SimDriver {
                 unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), pointer, source.len()) };
             })
         })
+    }
+
+    // ---- Memory that the host accesses in place -------------------------------------------------------------------
+
+    entries! {
+        fn host_map(memory: &ProcessMemory) -> DevicePointer = enter("cuMemHostRegister", |state| {
+            state.memory.process_map(memory).map(DevicePointer::new)
+        });
+        fn host_unmap(pointer: DevicePointer) -> () = enter_and_wait("cuMemHostUnregister", |locked| {
+            let address = pointer.address();
+            let find =
+                |state: &MachineState| Ok(SmallVec::from_slice(&[state.memory.process_piece(address)?]));
+            take_away(locked, find, |state| state.memory.process_unmap(address))
+        });
+        fn host_view(device: u32, pointer: DevicePointer, bytes: u64) -> u64 =
+            enter_and_wait("cuPointerGetAttribute", |mut locked| {
+                locked.usable(device)?;
+                let address = locked.memory.view(device, &Access::write(pointer, bytes))?;
+                let work = locked.device_frontier(device);
+                locked.wait_for(&work)?;
+                Ok(address)
+            });
+        fn host_unview(pointer: DevicePointer, _bytes: u64) -> () = enter("cuPointerGetAttribute", |state| {
+            state.memory.unview(pointer.address())
+        });
     }
 
     // ---- Copies, fills, host functions ----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ use crate::SimDriver;
 use crate::control::CallKind;
 use crate::executor::command::Frontier;
 use crate::machine::Locked;
-use crate::refusal::CallResult;
+use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
 impl SimDriver {
@@ -36,7 +36,8 @@ impl SimDriver {
         self.submit_on(call, std::iter::once(stream), body)
     }
 
-    /// Makes a call that queues work on several streams, once their queues have room.
+    /// Makes a call that queues work on several streams, once their queues have room. It waits for commands on memory that the host
+    /// accesses in place.
     pub(crate) fn submit_on<T>(
         &self,
         call: &'static str,
@@ -44,8 +45,17 @@ impl SimDriver {
         body: impl FnOnce(&mut MachineState) -> CallResult<T>,
     ) -> Result<T> {
         self.check_process(call)?;
-        let entered = self.machine.lock_to_submit(call, streams);
-        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
+        let submit = || {
+            let mut locked = self.machine.lock_to_submit(call, streams)?;
+            locked.awaited.clear();
+            let answer = body(&mut locked)?;
+            if !locked.awaited.is_empty() {
+                let awaited = std::mem::take(&mut locked.awaited);
+                locked.work_for(&awaited)?;
+            }
+            Ok(answer)
+        };
+        submit().map_err(|refusal: Refusal| refusal.of(call))
     }
 
     /// Makes a call that waits.

@@ -561,6 +561,16 @@ impl<'a> Locked<'a> {
         Ok(self)
     }
 
+    /// Waits for commands as [`wait_for_result`](Self::wait_for_result) does, and runs what is ready on the calling thread meanwhile: a
+    /// command that is waited for at once need not pass to another thread and back.
+    pub(super) fn work_for(mut self, commands: &[CommandId]) -> CallResult<Self> {
+        while !self.machine.is_controlled && commands.iter().any(|&command| !self.executor.is_done(command)) {
+            let Some(job) = self.take() else { break };
+            self = self.execute(job);
+        }
+        self.wait_for_result(commands)
+    }
+
     /// Returns whether a host thread's wait is over; if not, the thread will be woken when it is.
     fn has_come(&mut self, wait: &Wait) -> bool {
         match wait {

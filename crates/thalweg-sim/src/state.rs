@@ -52,6 +52,8 @@ pub(super) struct MachineState {
     /// Values of the program that are dropped after the critical section.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
     pub(super) workers: WorkerThreads,
+    /// The queued commands on memory that the host accesses in place: the call that queued them waits for them.
+    pub(super) awaited: Frontier,
     /// The number of calls that used an external stream after its owner had destroyed it.
     pub(super) ended_streams_named: AtomicU64,
     /// The number of the next stream.
@@ -112,6 +114,7 @@ impl MachineState {
             graph_memory: BTreeMap::new(),
             trash: Vec::new(),
             workers: WorkerThreads::default(),
+            awaited: Frontier::new(),
             ended_streams_named: AtomicU64::new(0),
             next_stream: devices,
             misuse: None,

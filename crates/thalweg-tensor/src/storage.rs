@@ -25,7 +25,7 @@ pub(crate) struct Storage {
     /// The one who gives the storage its memory, if it has none yet: see [`PENDING`].
     promise: OnceLock<Box<dyn Promise>>,
     /// Whether the memory may be replaced; memory of another library may not.
-    is_resizable: bool,
+    is_resizable: AtomicBool,
     /// The number of holders that are deferred loops.
     deferred_holders: AtomicU32,
     /// The number of holders that are saved for backward.
@@ -91,7 +91,7 @@ impl Storage {
             deferred_holders: AtomicU32::new(0),
             saved_holders: AtomicU32::new(0),
             must_stay: AtomicBool::new(false),
-            is_resizable: true,
+            is_resizable: AtomicBool::new(true),
             version: AtomicU32::new(0),
             writes: AtomicU32::new(0),
             is_exported: AtomicBool::new(false),
@@ -103,7 +103,11 @@ impl Storage {
 
     /// Returns a storage over memory of another library, which may write it unnoticed if the memory is shared.
     pub(crate) fn external(buffer: Buffer, is_shared: bool) -> Self {
-        Self { is_resizable: false, is_exported: AtomicBool::new(is_shared), ..Self::new(buffer) }
+        Self {
+            is_resizable: AtomicBool::new(false),
+            is_exported: AtomicBool::new(is_shared),
+            ..Self::new(buffer)
+        }
     }
 
     /// Returns a storage over an output of a graph, which the graph may move to other memory.
@@ -302,10 +306,57 @@ impl Storage {
         self.is_exported.store(true, Ordering::Release);
     }
 
+    fn is_resizable(&self) -> bool {
+        self.is_resizable.load(Ordering::Relaxed)
+    }
+
+    /// Returns the address at which the host accesses the memory in place ([`Buffer::host_address`]), and lets no work on it wait from
+    /// now on. If the memory `stays`, it is never replaced: another library keeps the address.
+    pub(crate) fn host_address(&self, stays: bool, label: Label) -> Result<Option<u64>> {
+        queue_deferred(label)?;
+        self.keep_memory();
+        self.mark_exported();
+        if self.address.load(Ordering::Acquire) == MOVES {
+            return Ok(None);
+        }
+        let address = self.buffer().host_address()?;
+        if stays && address.is_some() {
+            self.is_resizable.store(false, Ordering::Relaxed);
+        }
+        Ok(address)
+    }
+
+    /// Moves the content to memory that others may write, and keeps that from now on.
+    pub(crate) fn move_to(&self, memory: Buffer, label: Label) -> Result<()> {
+        queue_deferred(label)?;
+        self.keep_memory();
+        let mut own = self.buffer();
+        refuse_if!(
+            self.address.load(Ordering::Acquire) >= PENDING,
+            "the storage has no memory of its own to be moved: it was freed, or belongs to a graph"
+        );
+        let stream = self.device.current_stream();
+        stream.copy_on_device(
+            memory.pointer(),
+            own.pointer(),
+            own.size_bytes().min(memory.size_bytes()),
+            label,
+        )?;
+        own.record_use(&stream);
+        self.mark_exported();
+        self.is_resizable.store(false, Ordering::Relaxed);
+        self.address.store(memory.pointer().address(), Ordering::Release);
+        let former = std::mem::replace(&mut *own, memory);
+        // Its owner may be an object of Python, whose drop waits for the interpreter, while that waits for this lock.
+        drop(own);
+        drop(former);
+        Ok(())
+    }
+
     /// Swaps memory with another storage that nothing else holds, if that is larger. Returns whether it did.
     pub(crate) fn adopt(&self, other: &Self) -> bool {
         let can_move =
-            |storage: &Self| storage.is_resizable && storage.address.load(Ordering::Acquire) != MOVES;
+            |storage: &Self| storage.is_resizable() && storage.address.load(Ordering::Acquire) != MOVES;
         if !can_move(self) || !can_move(other) || queue_deferred(Label::here("set_")).is_err() {
             return false;
         }
@@ -350,7 +401,7 @@ impl Storage {
                 return Ok(());
             }
             refuse_if!(
-                !self.is_resizable || self.address.load(Ordering::Acquire) == MOVES,
+                !self.is_resizable() || self.address.load(Ordering::Acquire) == MOVES,
                 "Trying to resize storage that is not resizable: the memory is another library's, or a graph's"
             );
             let nothing = Buffer::labelled(&self.device.current_stream(), 0, label)?;
@@ -380,7 +431,7 @@ impl Storage {
             return Ok(former);
         }
         refuse_if!(
-            !self.is_resizable,
+            !self.is_resizable(),
             "Trying to resize storage that is not resizable: the memory is another library's. Clone the tensor before"
         );
         let stream = self.device.current_stream();

@@ -341,6 +341,43 @@ impl Tensor {
         self.0.storage.pointer()
     }
 
+    /// Returns the address at which the host accesses the first element in place, while the tensor lives. When it is called first for
+    /// a storage, it waits for the device's work. After that, operators on the storage return when they are done, so that the host
+    /// sees what they have written, and they see what it writes. If the memory `stays`, the storage is not resizable any more. `None`
+    /// if there are no elements, or the memory belongs to a graph that may move it.
+    ///
+    /// # Errors
+    /// On any device but the simulated GPU, whose memory is the host's.
+    #[track_caller]
+    pub fn host_address(&self, stays: bool) -> Result<Option<u64>> {
+        if self.elements() == 0 {
+            return Ok(None);
+        }
+        let first = self.0.storage.host_address(stays, label_at("host_address", Location::caller()))?;
+        let offset = self.layout().offset() * self.dtype().size_bytes();
+        Ok(first.map(|first| first + offset as u64))
+    }
+
+    /// Moves the storage to other memory, with its content: all tensors over the storage use it from now on, and others may write it.
+    /// The memory has at least as many bytes as the storage.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the memory was freed or belongs to a graph; the errors of a copy.
+    #[track_caller]
+    pub fn move_storage(&self, memory: ExternalMemory) -> Result<()> {
+        let label = label_at("move_storage", Location::caller());
+        if memory.size_bytes() < self.storage_bytes() {
+            refuse!("{} bytes do not hold a storage of {}", memory.size_bytes(), self.storage_bytes());
+        }
+        let buffer = Buffer::external(&self.device().current_stream(), memory)?;
+        self.0.storage.move_to(buffer, label)
+    }
+
+    /// Runs a function with the owner of the storage's memory, if that is memory of the process.
+    pub fn with_owner<R>(&self, function: impl FnOnce(&(dyn std::any::Any + Send + Sync)) -> R) -> Option<R> {
+        self.0.storage.buffer().owner().map(function)
+    }
+
     /// Returns a number that tensors over one storage share.
     pub fn storage_identity(&self) -> usize {
         Arc::as_ptr(&self.0.storage).addr()

@@ -8,7 +8,7 @@ _TYPES = {dtype._array: dtype for dtype in _core._dtypes() if dtype._array}
 
 
 def _device(self):
-    """Returns DLPack's kind and number of the device. Tensors of a simulated GPU are exported in host memory."""
+    """Returns DLPack's kind and number of the device. The memory of a simulated GPU is the host's."""
     return (_CUDA, self.device.index) if self._is_on_gpu else (_HOST, 0)
 
 
@@ -36,9 +36,7 @@ def _dlpack(self, *, stream=None, max_version=None, dl_device=None, copy=None):
     waiting = _stream_of(self._is_on_gpu, stream)
     if dl_device is not None and tuple(dl_device) != _device(self):
         raise BufferError(f"the tensor is on DLPack's device {_device(self)}, not on {tuple(dl_device)}; move it first")
-    if copy is False and not self._is_on_gpu:
-        raise BufferError("the elements of a simulated GPU are handed out as a copy")
-    if copy and self._is_on_gpu:
+    if copy:
         self = self.clone()
     if waiting is not None:
         _inner._let_wait(self.device, waiting)
@@ -46,15 +44,15 @@ def _dlpack(self, *, stream=None, max_version=None, dl_device=None, copy=None):
 
 
 def from_dlpack(ext_tensor, *, device=None, copy=None):
-    """Returns the tensor of another library. GPU memory is used in place, in the order of the current stream; host memory is
-    copied to the current device. `copy=True` always copies, `copy=False` never does."""
+    """Returns the tensor of another library. GPU memory is used in place, in the order of the current stream, and host memory by the
+    simulated GPU; another device gets a copy. `copy=True` always copies, `copy=False` never does."""
     if not hasattr(ext_tensor, "__dlpack__"):
         if copy is False:
             raise BufferError("from_dlpack(copy=False) of a capsule: it does not tell where its elements are; pass the object that has it")
         return _core._from_dlpack(ext_tensor, device)
     kind, number = ext_tensor.__dlpack_device__()
-    if copy is False and kind != _CUDA:
-        raise BufferError("from_dlpack(copy=False): elements in the host's memory are copied to a device")
+    if copy is False and kind != _CUDA and _core.device(device or _core.get_default_device()).type not in ("sim", "cpu"):
+        raise BufferError("from_dlpack(copy=False): elements in the host's memory are copied to a GPU")
     options = {"stream": _inner._stream_number(f"cuda:{number}")} if kind == _CUDA else {}
     try:
         capsule = ext_tensor.__dlpack__(max_version=(1, 0), **options)
@@ -63,7 +61,7 @@ def from_dlpack(ext_tensor, *, device=None, copy=None):
     made = _core._from_dlpack(capsule, device if kind != _CUDA else None)
     if device is not None:
         made = made.to(device)
-    return made.clone() if copy and kind == _CUDA else made
+    return made.clone() if copy else made
 
 
 def to_dlpack(tensor):

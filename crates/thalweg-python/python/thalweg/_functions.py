@@ -6,11 +6,12 @@ import sys
 from . import _core
 from ._warnings import warn as _warn
 from ._dlpack import from_cuda_array
+from ._host_memory import from_file, from_numpy, frombuffer, over_array
 from ._results import Size
 
 __all__ = [
     "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "cartesian_prod", "einsum",
-    "finfo", "from_numpy", "frombuffer", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
+    "finfo", "from_file", "from_numpy", "frombuffer", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
     "numel", "set_default_device", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
     "get_num_threads", "set_num_threads", "get_num_interop_threads", "set_num_interop_threads", "set_flush_denormal",
     "set_default_tensor_type", "get_float32_matmul_precision", "set_float32_matmul_precision",
@@ -176,9 +177,12 @@ def get_deterministic_debug_mode():
 
 
 def as_tensor(data, dtype=None, device=None):
-    """Returns data as a tensor. A tensor that fits is returned itself, GPU memory is used in place, everything else is copied."""
+    """Returns data as a tensor. A tensor that fits is returned itself, GPU memory and NumPy arrays are used in place, everything else is
+    copied."""
     if not isinstance(data, _core.Tensor) and hasattr(data, "__cuda_array_interface__"):
         data = from_cuda_array(data)
+    elif type(data).__module__ == "numpy" and type(data).__name__ == "ndarray":
+        data = over_array(data, device)
     if isinstance(data, _core.Tensor):
         return data.to(device=device, dtype=dtype) if device is not None or dtype is not None else data
     return _core.tensor(data, dtype=dtype, device=device)
@@ -191,19 +195,6 @@ def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=False):
         made = made.clone()
     elif copy is False and made is not obj:
         raise ValueError("asarray(copy=False): the elements have to be copied to a device")
-    return made.requires_grad_() if requires_grad else made
-
-
-def from_numpy(ndarray):
-    """Returns a NumPy array as a tensor: a copy, on the current device."""
-    return _core.tensor(ndarray)
-
-
-def frombuffer(buffer, *, dtype, count=-1, offset=0, requires_grad=False):
-    """Returns the bytes of a buffer as a tensor of one dimension: a copy, on the current device."""
-    data = bytes(memoryview(buffer).cast("B")[offset:])
-    count = len(data) // dtype.itemsize if count < 0 else count
-    made = _core._from_bytes(data[:count * dtype.itemsize], [count], dtype, None)
     return made.requires_grad_() if requires_grad else made
 
 

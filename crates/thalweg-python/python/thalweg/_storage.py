@@ -4,11 +4,12 @@
 import operator
 import sys
 
-from . import _core
+from . import _core, _host_memory
+from ._storages import has_memory
 
 Tensor = _core.Tensor
 _NO_DATA = "Cannot copy out of meta tensor; no data!"
-_SHARING = ("share_memory_", "from_file", "new_shared", "_new_shared", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_")
+_SHARING = ("share_memory_", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_")
 
 
 def elements_of(args, dtype, device, name):
@@ -74,7 +75,7 @@ class UntypedStorage:
 
     device = property(lambda self: self._tensor.device)
     is_cuda = property(lambda self: self._tensor.is_cuda)
-    is_sparse, is_shared, filename = False, lambda self: False, None
+    is_sparse = False
     is_hpu = False
     _cdata = property(lambda self: self._tensor._storage_identity())
 
@@ -90,7 +91,37 @@ class UntypedStorage:
 
     def data_ptr(self):
         """Returns the address of the first byte, or 0 if there is none."""
-        return self._tensor._storage_pointer()
+        return self._bytes().data_ptr() if has_memory(self._tensor) else 0
+
+    def share_memory_(self):
+        """Moves the memory to where other processes can share it."""
+        if self.device.type == "meta":
+            raise RuntimeError("share_memory_: only available on CPU")
+        _host_memory.share(self._tensor)
+        return self
+
+    def is_shared(self):
+        """Returns whether the memory can be shared with other processes. That of a GPU can."""
+        return self.is_cuda or _host_memory.region_of(self._tensor) is not None
+
+    @property
+    def filename(self):
+        """The path of the file that the memory is of, or None."""
+        return getattr(_host_memory.region_of(self._tensor), "path", None)
+
+    @classmethod
+    def from_file(cls, filename, shared=False, nbytes=0):
+        """Returns the bytes of a file, as `torch.from_file` does."""
+        return cls(_tensor=_host_memory.from_file(filename, shared, nbytes, dtype=_core.uint8))
+
+    @classmethod
+    def _new_shared(cls, size, *, device="cpu"):
+        made = cls(size, device=device)
+        return made if made.device.type == "meta" else made.fill_(0).share_memory_()
+
+    def new_shared(self, size):
+        """Returns another storage, in memory that other processes can share."""
+        return self._new_shared(size, device=self.device)
 
     def resize_(self, size):
         """Resizes the storage to a number of bytes, and keeps its first bytes. 0 frees the memory."""
@@ -224,7 +255,7 @@ class UntypedStorage:
         if name in _SHARING:
             if self.device.type == "meta":
                 return _refuse_to_share(name)
-            raise NotImplementedError(f"{type(self).__name__}.{name} is left out: memory is not shared between processes")
+            raise NotImplementedError(f"{type(self).__name__}.{name} is left out: processes share memory by sending a tensor, or a storage")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
 

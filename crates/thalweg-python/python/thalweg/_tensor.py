@@ -3,7 +3,7 @@
 import builtins
 import copy
 
-from . import _core, _storages
+from . import _core, _host_memory, _storages
 from ._torch_functions import _disabled_torch_function_impl
 
 Tensor = _core.Tensor
@@ -25,19 +25,14 @@ def _conversion(name, dtype):
 
 
 def _numpy(self, *, force=False):
-    """Returns the elements as a NumPy array, a copy. Blocks until they have been computed."""
-    import numpy
+    """Returns the elements as a NumPy array over the same memory; a GPU's are copied. Blocks until they have been computed."""
     if self.requires_grad and not force and _core.is_grad_enabled():
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
     if self._is_on_gpu and not force:
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
-    try:
-        dtype = numpy.dtype(self.dtype._name)
-    except TypeError:
-        raise TypeError(f"Got unsupported ScalarType {self.dtype}: NumPy has no such dtype") from None
-    return numpy.frombuffer(self._bytes(), dtype=dtype).reshape(tuple(self.shape))
+    return _host_memory.as_array(self)
 
 
 def _array(self, dtype=None, copy=None):
@@ -158,6 +153,5 @@ Tensor.get_device = lambda self: self.device.index
 # Libraries write gradients under this name as well.
 Tensor._grad = property(lambda self: self.grad, lambda self, gradient: setattr(self, "grad", gradient))
 for _name, _reason in {
-    "share_memory_": "memory is not shared between processes",
 }.items():
     setattr(Tensor, _name, _left_out(_name, _reason))

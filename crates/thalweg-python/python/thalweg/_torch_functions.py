@@ -430,6 +430,11 @@ _NOT_OVERRIDABLE = {
     "boolean_dispatch", "use_deterministic_algorithms", "set_default_device", "get_default_device", "can_cast", "promote_types", "compile"}
 
 
+def _separate(args):
+    """Returns the arguments of `einsum` with each tensor an argument of its own: a class that takes over receives them so."""
+    return (args[0], *args[1]) if len(args) == 2 and isinstance(args[0], str) and isinstance(args[1], (list, tuple)) else args
+
+
 def _make_overridable(function):
     """Replaces the code of a function by a call that looks at the arguments first."""
     own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
@@ -437,15 +442,17 @@ def _make_overridable(function):
     name = function.__name__
     # The new code has the free variables of the former, since a function keeps its closure.
     free = own.__code__.co_freevars
+    passed = "__separate__(args)" if name == "einsum" else "args"
     source = (f"def made({', '.join(free)}):\n"
               f"    def {name}(*args, **kwargs):\n"
               "        if __is_overridden__(args, kwargs):\n"
-              f"            return __take__(__overridable__[{name!r}], __overriding__(args, kwargs), args, kwargs)\n"
+              f"            return __take__(__overridable__[{name!r}], __overriding__(args, kwargs), {passed}, kwargs)\n"
               f"        return __own__[{name!r}](*args, **kwargs)\n"
               f"        return {', '.join(free) or None}\n"
               f"    return {name}\n")
     namespace = function.__globals__
     namespace.setdefault("__is_overridden__", _core._is_overridden)
+    namespace.setdefault("__separate__", _separate)
     namespace.setdefault("__overriding__", _core._overriding)
     namespace.setdefault("__take__", take)
     namespace.setdefault("__overridable__", {})[name] = function

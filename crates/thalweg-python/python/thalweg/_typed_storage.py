@@ -74,8 +74,13 @@ class TypedStorage:
         return self
 
     def is_shared(self):
-        """Returns False: memory is not shared between processes."""
-        return False
+        """Returns whether the memory can be shared with other processes. That of a GPU can."""
+        return self._untyped_storage.is_shared()
+
+    def share_memory_(self):
+        """Moves the memory to where other processes can share it."""
+        self._untyped_storage.share_memory_()
+        return self
 
     def pickle_storage_type(self):
         """Returns the older name of the class, which files contain."""
@@ -267,7 +272,7 @@ class _LegacyStorage(TypedStorage, metaclass=_LegacyMeta):
         if cls._on_gpu:
             raise RuntimeError(f"{name}: Not available for CUDA storage")
         if name != "from_buffer":
-            raise NotImplementedError(f"{cls.__name__}.{name} is left out: memory is not shared between processes")
+            raise NotImplementedError(f"{cls.__name__}.{name} is left out: processes share memory by sending a tensor, or a storage")
 
 
 _classes = {}

@@ -1,9 +1,110 @@
-"""Processes (`torch.multiprocessing`): Python's own, between which tensors are sent by value. Memory is not shared."""
+"""Processes (`torch.multiprocessing`): Python's own, with memory that they share.
+
+A tensor of the simulated GPU that is sent to another process, by the arguments of the process, a queue or a pipe, is moved to shared
+memory, and each process sees what the others write. A forked process has the tensors that it reaches from its process object, on a
+simulated GPU of its own: those in shared memory are shared, others are copies.
+"""
 
 import multiprocessing
 import sys
 from multiprocessing import *  # noqa: F401,F403
-from multiprocessing import connection, managers, pool, process, queues, reduction, synchronize  # noqa: F401
+from multiprocessing import connection, context, managers, pool, process, queues, reduction, synchronize  # noqa: F401
+
+from . import _core, _host_memory, _storages
+from ._carried import Carried, start
+from ._storage import UntypedStorage
+from ._tensor import _of_class
+from .nn.parameter import Buffer, Parameter
+
+# ---- Tensors that are sent -----------------------------------------------------------------------------------------
+
+
+# Whether this process sends tensors by value: a receiver opens shared memory with the help of the sender, which may have ended by then.
+_sends_values = False
+
+
+def send_values():
+    """Makes this process send tensors by value."""
+    global _sends_values
+    _sends_values = True
+
+
+def _open(descriptor, size):
+    """Returns the shared memory of a descriptor that was received."""
+    return _host_memory.Region(descriptor.detach(), size)
+
+
+def _sent(tensor):
+    """Returns how the memory of a tensor is sent, after it was moved to shared memory; None if it is sent by value."""
+    if _sends_values or not _host_memory.is_host(tensor.device) or not _storages.has_memory(tensor) or tensor._is_on_gpu:
+        return None
+    _host_memory.share(tensor)
+    region = _host_memory.region_of(tensor)
+    if not isinstance(region, _host_memory.Region):
+        return None
+    return reduction.DupFd(region.descriptor), region.size
+
+
+def _reduce_tensor(tensor):
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support crossing process boundaries.  "
+            "If you just want to transfer the data, call detach() on the tensor before serializing (e.g., putting it on the queue).")
+    sent = _sent(tensor.detach())
+    if sent is None:
+        return tensor.__reduce_ex__(2)
+    place = tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return _receive_tensor, (type(tensor), *sent, place, tensor.requires_grad, _storages.attributes(tensor))
+
+
+def _receive_tensor(cls, descriptor, size, place, requires_grad, attributes):
+    tensor = _of_class(cls, _open(descriptor, size).tensor(*place).detach(), requires_grad)
+    return _storages.with_attributes(tensor, attributes)
+
+
+def _reduce_storage(storage):
+    sent = _sent(storage._tensor)
+    return storage.__reduce_ex__(2) if sent is None else (_receive_storage, sent)
+
+
+def _receive_storage(descriptor, size):
+    return UntypedStorage(_tensor=_open(descriptor, size).tensor(_core.uint8, [size], [1], 0))
+
+
+def init_reductions():
+    """Makes Python's processes send tensors and storages by shared memory."""
+    for kind in (_core.Tensor, Parameter, Buffer):
+        reduction.ForkingPickler.register(kind, _reduce_tensor)
+    reduction.ForkingPickler.register(UntypedStorage, _reduce_storage)
+
+
+init_reductions()
+
+
+# ---- Processes that are forked -------------------------------------------------------------------------------------
+
+
+def _fork(process_object):
+    """Starts a process by a fork, with the tensors that it reaches (`_Popen` of a process of Python)."""
+    from multiprocessing.popen_fork import Popen
+    carried = Carried([vars(process_object), type(process_object)])
+
+    def bootstrap(*args, **kwargs):
+        del process_object._bootstrap
+        start(carried)
+        return process_object._bootstrap(*args, **kwargs)
+    process_object._bootstrap = bootstrap
+    try:
+        return Popen(process_object)
+    finally:
+        process_object.__dict__.pop("_bootstrap", None)
+
+
+if hasattr(context, "ForkProcess"):
+    context.ForkProcess._Popen = staticmethod(_fork)
+
+
+# ---- Groups of processes -------------------------------------------------------------------------------------------
 
 
 class ProcessException(Exception):
@@ -95,7 +196,7 @@ def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
 
 
 def get_all_sharing_strategies():
-    """Returns the names of the sharing strategies, none of which is used."""
+    """Returns the names of the sharing strategies. Memory is always shared by a descriptor of a file without a name."""
     return {"file_descriptor", "file_system"}
 
 
@@ -105,7 +206,7 @@ def get_sharing_strategy():
 
 
 def set_sharing_strategy(new_strategy):
-    """Stores the sharing strategy. It has no effect: tensors are sent by value."""
+    """Stores the sharing strategy. It has no effect: memory is always shared by descriptors."""
     if new_strategy not in get_all_sharing_strategies():
         raise AssertionError(f"invalid sharing strategy {new_strategy}")
     _strategy[0] = new_strategy

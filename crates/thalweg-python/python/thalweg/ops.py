@@ -269,6 +269,23 @@ def overload(name):
     return getattr(packet, own or "default")
 
 
+def _record_function_enter(name, args=None):
+    """Begins a region that the profiler shows under a name, and returns it."""
+    from .profiler import record_function
+    region = record_function(name)
+    region.__enter__()
+    return region
+
+
+def _record_function_exit(region):
+    """Ends a region of the profiler."""
+    region.__exit__(None, None, None)
+
+
+# Operators of other namespaces than the table's, which are functions.
+_FUNCTIONS = {"profiler": (_record_function_enter, _record_function_exit)}
+
+
 class _Ops(types.ModuleType):
     """The namespaces of operators, as attributes."""
 
@@ -279,6 +296,9 @@ class _Ops(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         made = _OpNamespace(name)
+        for function in _FUNCTIONS.get(name, ()):
+            function.__module__ = made.__name__
+            setattr(made, function.__name__, function)
         setattr(self, name, made)
         return made
 

@@ -3,7 +3,8 @@
 //! This module is a hub: a buffer may own, among others, memory of another library (`external`) or an output of a graph
 //! (`graph_output`), and both modules return buffers.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::{BlockKind, DevicePointer, Label, UseKind};
 use thalweg_memory::{AllocationError, Block};
@@ -11,6 +12,7 @@ use thalweg_profiler::{MemoryChange, record_memory};
 
 use super::external::External;
 use super::graph_output::GraphOutput;
+use super::in_place::View;
 use crate::deferred::queue_deferred;
 use crate::device::from_allocation;
 use crate::recorder::note_allocated;
@@ -22,6 +24,8 @@ use crate::{Device, Result, Stream};
 pub struct Buffer {
     pub(super) device: Device,
     pub(super) memory: Memory,
+    /// The host's view of the memory, if there is one.
+    view: OnceLock<Box<View>>,
 }
 
 /// The owner of the memory of a buffer.
@@ -57,7 +61,37 @@ impl Buffer {
         device.captures().allocated(&block, label);
         record_memory(device.driver(), || taken(device, &block));
         note_allocated(DevicePointer::new(block.address()), block.requested_bytes());
-        Ok(Self { device: device.clone(), memory: Memory::Owned(block) })
+        Ok(Self::over(device, Memory::Owned(block)))
+    }
+
+    /// Returns a buffer over memory.
+    pub(super) fn over(device: &Device, memory: Memory) -> Self {
+        Self { device: device.clone(), memory, view: OnceLock::new() }
+    }
+
+    /// Returns the address at which the host accesses the memory in place, as long as the buffer lives. Waits for the device's work
+    /// when it is called first. After that, each call that queues a command on the memory waits for it. `None` if there is no memory,
+    /// or a graph may move it.
+    ///
+    /// # Errors
+    /// On any device but a simulated GPU.
+    pub fn host_address(&self) -> Result<Option<u64>> {
+        if matches!(self.memory, Memory::GraphOutput(_)) || self.size_bytes() == 0 {
+            return Ok(None);
+        }
+        if let Some(view) = self.view.get() {
+            return Ok(Some(view.address));
+        }
+        let made = Box::new(View::new(&self.device, self.pointer(), self.size_bytes())?);
+        Ok(Some(self.view.get_or_init(|| made).address))
+    }
+
+    /// Returns the owner of memory of the process ([`map_process`](crate::map_process)).
+    pub fn owner(&self) -> Option<&(dyn Any + Send + Sync)> {
+        match &self.memory {
+            Memory::External(external) => external.owner(),
+            Memory::Owned(_) | Memory::GraphOutput(_) => None,
+        }
     }
 
     /// Returns the device.
@@ -178,6 +212,7 @@ impl Drop for Buffer {
                 Memory::External(external) => external.abandon(),
             };
         }
+        drop(self.view.take());
         match &mut self.memory {
             Memory::Owned(block) => {
                 record_memory(self.device.driver(), || given_back(&self.device, block));

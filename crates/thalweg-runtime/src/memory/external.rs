@@ -41,6 +41,11 @@ impl External {
         self.size_bytes
     }
 
+    /// Returns the owner of memory of the process.
+    pub(super) fn owner(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.memory.as_ref()?.owner_in_process()
+    }
+
     /// Notes that work on a stream uses the memory.
     pub(super) fn record(&self, stream: &Stream) {
         let mut streams = self.streams.lock();
@@ -108,6 +113,6 @@ impl Buffer {
         let (pointer, size_bytes) = (memory.pointer(), memory.size_bytes());
         let streams = Mutex::new(vec![stream.clone()]);
         let memory = Memory::External(External { memory: Some(memory), pointer, size_bytes, streams });
-        Ok(Self { device: device.clone(), memory })
+        Ok(Self::over(device, memory))
     }
 }

@@ -192,7 +192,7 @@ impl GraphPool {
             instrument.block_allocated(pointer.address(), size_bytes, kind, stream.handle(), label);
         }
         let output = GraphOutput::new(self, pointer.address(), size_bytes, label);
-        (Buffer { device: device.clone(), memory: Memory::GraphOutput(output.clone()) }, OutputHandle(output))
+        (Buffer::over(device, Memory::GraphOutput(output.clone())), OutputHandle(output))
     }
 }
 

@@ -8,6 +8,7 @@ mod captures;
 mod collective;
 mod external;
 mod graph_output;
+mod in_place;
 mod managed;
 mod outside;
 mod pages;

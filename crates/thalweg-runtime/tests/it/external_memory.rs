@@ -1,10 +1,10 @@
 //! Buffers over memory of another library: they copy nothing, and the owner is dropped when the work is complete.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use thalweg_driver::FillPattern;
-use thalweg_runtime::{Buffer, Device, ExternalMemory, Label, Stream};
+use thalweg_runtime::{Buffer, Device, ExternalMemory, Label, ProcessMemory, Stream, map_process};
 
 use crate::support::{Gate, device, read, sim};
 
@@ -125,4 +125,58 @@ fn memory_that_a_graph_may_use_is_never_given_back() {
     let later = Buffer::external(&stream, memory(&device, &dropped)).unwrap();
     assert_eq!(dropped.load(Ordering::SeqCst), 0);
     drop(later);
+}
+
+#[test]
+fn the_host_and_a_simulated_gpu_use_the_same_memory() {
+    let device = device();
+    if !device.is_simulated() {
+        return;
+    }
+    let stream = Stream::new(&device).unwrap();
+    let numbers: Arc<[AtomicU32; 64]> = Arc::new([const { AtomicU32::new(0) }; 64]);
+    let (start, dropped) = (numbers.as_ptr().addr(), Arc::<AtomicUsize>::default());
+    // The second mapping is of a part of the first.
+    let [all, part] = [(start, 256), (start + 128, 128)].map(|(address, bytes)| {
+        // SAFETY: the owner keeps the numbers, which are atomic: the host may access them at any time.
+        let memory = unsafe { ProcessMemory::new(address, bytes) };
+        let owner = (numbers.clone(), Counted(dropped.clone()));
+        let external = map_process(device.driver(), &memory, Box::new(owner)).unwrap();
+        Buffer::external(&stream, external).unwrap()
+    });
+    assert_eq!(all.pointer().address() % 4096, start as u64 % 4096, "kernels see the alignment");
+    let host = |place: usize| f32::from_bits(numbers[place].load(Ordering::Relaxed));
+    for round in 0..200 {
+        // No call waits for the stream: the fill is done when its call returns.
+        fill(&stream, &all, round as f32);
+        assert_eq!([host(0), host(63)], [round as f32; 2]);
+        numbers[8].store((-1.0_f32).to_bits(), Ordering::Relaxed);
+        stream.copy_on_device(part.pointer(), all.pointer(), 128, Label::here("copy")).unwrap();
+        assert_eq!([host(39), host(40), host(41)], [round as f32, -1.0, round as f32]);
+    }
+    drop(all);
+    assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    drop(part);
+    assert_eq!((dropped.load(Ordering::SeqCst), Arc::strong_count(&numbers)), (2, 1));
+}
+
+#[test]
+fn the_host_views_memory_of_a_simulated_gpu() {
+    let device = device();
+    if !device.is_simulated() {
+        return;
+    }
+    let stream = Stream::new(&device).unwrap();
+    let buffer = Buffer::new(&stream, 256).unwrap();
+    fill(&stream, &buffer, 1.0);
+    let address = buffer.host_address().unwrap().unwrap();
+    assert_eq!(buffer.host_address().unwrap(), Some(address));
+    // SAFETY: the buffer has 64 numbers there, and its commands are done when their calls return.
+    let number = |place: usize| unsafe { (address as *const f32).add(place).read_volatile() };
+    assert_eq!([number(0), number(63)], [1.0; 2]);
+    for round in 0..200 {
+        fill(&stream, &buffer, round as f32);
+        assert_eq!([number(0), number(63)], [round as f32; 2]);
+    }
+    assert_eq!(Buffer::new(&stream, 0).unwrap().host_address().unwrap(), None);
 }

@@ -171,6 +171,12 @@ impl MachineState {
         let ends = sinks.iter().map(|&index| commands[index as usize]).chain([entry]);
         let exit = self.executor.add(Body::Mark(None), origin, ends);
         self.stream_mut(own).frontier = Frontier::from_slice(&[exit]);
+        let touches = |node: &Node| {
+            node.task.as_ref().is_some_and(|task| self.memory.visible.are_touched(&task.accesses))
+        };
+        if nodes.iter().any(touches) {
+            self.awaited.push(exit);
+        }
         let executable = self.executables.get_mut(handle).expect("found above");
         executable.last_launch = Frontier::from_slice(&[exit]);
         if let Some(memory) = executable.memory {

@@ -157,7 +157,14 @@ impl MachineState {
     pub(crate) fn append(&mut self, own: u64, body: Body) -> CommandId {
         let predecessors = self.frontier(own);
         let origin = self.stream(own).origin();
+        let is_visible = match &body {
+            Body::Task(task) => self.memory.visible.are_touched(&task.accesses),
+            _ => false,
+        };
         let command = self.executor.add(body, origin, predecessors);
+        if is_visible {
+            self.awaited.push(command);
+        }
         self.stream_mut(own).frontier = Frontier::from_slice(&[command]);
         command
     }

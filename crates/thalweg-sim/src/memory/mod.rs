@@ -5,8 +5,8 @@
 //! - *addresses*, which the program sees. Device addresses begin at [`DEVICE_BASE`], pinned ones at [`PINNED_BASE`];
 //!   neither is an address that a processor accepts, so an address that is mistaken for a host pointer faults at once;
 //! - *physical addresses*, one number for each existing byte: the device's number and the offset into its memory, and for
-//!   pinned memory the address itself. Two commands conflict at physical addresses: memory that is mapped twice is the same
-//!   memory;
+//!   pinned memory the address itself, for memory of the process the address in the process above [`PROCESS_BASE`]. Two
+//!   commands conflict at physical addresses: memory that is mapped twice is the same memory;
 //! - *offsets* into the reservation of the [`Backing`](crate::memory::backing::Backing): a device address minus
 //!   [`DEVICE_BASE`].
 //!
@@ -28,6 +28,7 @@ pub(crate) mod pool;
 pub(crate) mod ranges;
 pub(crate) mod sharing;
 pub(crate) mod virtual_memory;
+pub(crate) mod visible;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -41,6 +42,7 @@ use crate::memory::lease::Lease;
 use crate::memory::ranges::{FreeRanges, Range};
 use crate::memory::sharing::Exports;
 use crate::memory::virtual_memory::{PhysicalMemory, Reservation};
+use crate::memory::visible::VisibleRanges;
 use crate::table::Table;
 
 /// The first device address.
@@ -50,7 +52,7 @@ pub(super) const PINNED_BASE: u64 = 0x00b0_0000_0000_0000;
 /// The number of addresses of pinned memory.
 const PINNED_BYTES: u64 = 1 << 44;
 /// The unit of pinned memory.
-const PINNED_PAGE_BYTES: u64 = 4096;
+pub(super) const PINNED_PAGE_BYTES: u64 = 4096;
 /// The number of bits of an offset in a physical address of a device. The device's number is above them.
 pub(super) const PHYSICAL_BITS: u32 = 44;
 /// The size from which freed pieces return the host's memory to the system.
@@ -62,7 +64,7 @@ pub(super) struct Memory {
     pub(super) backing: Lease,
     devices: Vec<DeviceMemory>,
     pub(super) area: FreeRanges,
-    pinned_addresses: FreeRanges,
+    pub(super) pinned_addresses: FreeRanges,
     /// The number of the driver, for exported memory.
     pub(super) machine: u16,
     spans: BTreeMap<u64, Span>,
@@ -70,6 +72,7 @@ pub(super) struct Memory {
     pub(super) exports: Exports,
     /// Exported plain memory that is mapped a second time, by the second address.
     pub(super) opened: BTreeMap<u64, Opened>,
+    pub(super) visible: VisibleRanges,
     pub(super) reservations: BTreeMap<u64, Reservation>,
     pub(super) physicals: Table<std::sync::Arc<PhysicalMemory>>,
     /// Segments that are freed as soon as no running command touches them.
@@ -143,7 +146,14 @@ impl HostAddress {
 #[derive(Debug)]
 pub(super) enum Allocation {
     Plain(Segment),
-    Pinned { memory: Anonymous, bytes: u64 },
+    Pinned {
+        memory: Anonymous,
+        bytes: u64,
+    },
+    /// Memory of the process, with the range of addresses that was taken for it.
+    Process {
+        taken: Range,
+    },
 }
 
 /// Physical memory with addresses of its own, page by page.
@@ -208,6 +218,7 @@ impl Memory {
             allocations: BTreeMap::new(),
             exports: Exports::default(),
             opened: BTreeMap::new(),
+            visible: VisibleRanges::default(),
             reservations: BTreeMap::new(),
             physicals: Table::new(driver),
             condemned: Vec::new(),

@@ -227,7 +227,7 @@ impl Memory {
     pub(crate) fn address_range(&self, address: u64) -> CallResult<(u64, u64)> {
         let allocated = self.allocations.iter().filter_map(|(&start, allocation)| match allocation {
             Allocation::Plain(segment) => Some((start, segment.bytes)),
-            Allocation::Pinned { .. } => None,
+            Allocation::Pinned { .. } | Allocation::Process { .. } => None,
         });
         let opened = self.opened.iter().map(|(&start, opened)| (start, opened.bytes));
         let around = |(start, bytes): &(u64, u64)| (*start..start + bytes).contains(&address);

@@ -6,11 +6,14 @@
 //!
 //! The node keeps the tensors that the formula names, the other arguments, and shapes and dtypes of all tensors.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
 use thalweg_ops::schema::Schema;
 use thalweg_runtime::{Device, Label, Result};
 
+use super::saved::freed;
 use super::{
     Backward, BackwardOptions, Gradients, Request, Saved, SavedPlace, gradients_with, no_grad, record,
 };
@@ -28,6 +31,18 @@ pub struct Formula {
     /// Computes the gradient of each tensor of the call.
     pub backward: fn(&GradientCall<'_>) -> Result<Gradients>,
 }
+
+/// The operators whose gradient reads no tensor here, and the input in PyTorch, which keeps it. A second pass through their nodes is
+/// refused, as there.
+const KEPT_IN_PYTORCH: [&str; 7] = [
+    "avg_pool2d",
+    "avg_pool3d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool3d",
+    "_fft_r2c",
+];
 
 impl Formula {
     /// Runs a call, and records a node that computes this formula.
@@ -54,6 +69,7 @@ impl Formula {
                 .collect::<Result<_>>()?,
             device: call.device.clone(),
             label: call.label,
+            is_spent: AtomicBool::new(false),
         };
         record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
         Ok(results)
@@ -84,6 +100,8 @@ struct FormulaNode {
     saved_results: SmallVec<[(usize, Saved); 2]>,
     device: Device,
     label: Label,
+    /// Whether a pass that did not retain the graph has run the node.
+    is_spent: AtomicBool,
 }
 
 impl Backward for FormulaNode {
@@ -96,10 +114,14 @@ impl Backward for FormulaNode {
     }
 
     fn backward_for(&self, gradients: &[Option<Tensor>], request: &Request) -> Result<Gradients> {
+        if self.is_spent.load(Ordering::Relaxed) && KEPT_IN_PYTORCH.contains(&self.name()) {
+            return Err(freed());
+        }
         (self.formula.backward)(&GradientCall { node: self, gradients, request })
     }
 
     fn release(&self) {
+        self.is_spent.store(true, Ordering::Relaxed);
         self.saved.iter().chain(&self.saved_results).for_each(|(_, saved)| saved.release());
     }
 

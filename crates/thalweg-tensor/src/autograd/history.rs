@@ -127,6 +127,7 @@ impl Tensor {
         }
         let accumulate = Accumulate::new(meta.kept().clone(), self.layout());
         let node = Node::accumulator(Box::new(accumulate), meta.kept(), self.device().current_stream());
+        meta.kept().set_leaf(self);
         *slot = Arc::downgrade(&node);
         Some(Edge { node, input: 0 })
     }

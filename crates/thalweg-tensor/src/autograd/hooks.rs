@@ -71,6 +71,11 @@ impl Node {
         self.kept.is_some()
     }
 
+    /// Returns the leaf whose gradient this node accumulates, if a handle of it exists.
+    pub fn leaf(&self) -> Option<Tensor> {
+        self.kept.as_ref()?.leaf()
+    }
+
     /// Registers a hook that each backward pass calls before this node, with the gradients of the operator's results, `None`
     /// being zero (`torch.autograd.graph.Node.register_prehook`). If the hook returns gradients, they replace these: the same
     /// number, each with the same shape, dtype and device. See [`autograd`](crate::autograd) for the order of hooks.

@@ -47,7 +47,7 @@ pub(crate) type TensorHook = dyn Fn(Option<&Tensor>) -> Result<Option<Tensor>> +
 pub(crate) struct KeptGradient {
     gradient: Mutex<Option<Tensor>>,
     hooks: OnceLock<Box<LeafHooks>>,
-    /// The tensor that hooks of the leaf receive.
+    /// The leaf itself, which hooks receive.
     leaf: Mutex<Weak<TensorState>>,
 }
 

@@ -297,6 +297,16 @@ impl Pool {
         let extents = extents_of(shape, axes);
         let ceil_mode = call.bool(first + if is_max { 4 } else { 3 });
         let [kernel, stride, padding, dilation] = numbers;
+        refuse_if!(
+            !is_max && axes == 3 && kernel.iter().zip(extents).any(|(&kernel, extent)| kernel > extent),
+            "input image (T: {} H: {} W: {}) smaller than kernel size (kT: {} kH: {} kW: {})",
+            extents[0],
+            extents[1],
+            extents[2],
+            kernel[0],
+            kernel[1],
+            kernel[2]
+        );
         // In i128, so that no number is too large.
         let windows = [0, 1, 2].map(|axis| {
             let [kernel, stride, padding, dilation, extent] =

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::cuda::objects::pinned::{PinnedBlock, bit_of};
 use crate::cuda::state::CudaDriver;
-use crate::{Code, Error, HostFlags, HostMethod, HostPointer, Result};
+use crate::{Code, DevicePointer, Error, HostFlags, HostMethod, HostPointer, ProcessMemory, Result};
 
 impl CudaDriver {
     pub(in crate::cuda) fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
@@ -50,6 +50,22 @@ impl CudaDriver {
         }
         self.release_retired();
         Ok(())
+    }
+
+    pub(in crate::cuda) fn host_map(&self, _: &ProcessMemory) -> Result<DevicePointer> {
+        Err(in_place("cuMemHostRegister"))
+    }
+
+    pub(in crate::cuda) fn host_unmap(&self, _: DevicePointer) -> Result<()> {
+        Err(in_place("cuMemHostUnregister"))
+    }
+
+    pub(in crate::cuda) fn host_view(&self, _: u32, _: DevicePointer, _: u64) -> Result<u64> {
+        Err(in_place("cuPointerGetAttribute"))
+    }
+
+    pub(in crate::cuda) fn host_unview(&self, _: DevicePointer, _: u64) -> Result<()> {
+        Err(in_place("cuPointerGetAttribute"))
     }
 
     /// Returns whether freeing the block would wait for a context on which a stream captures, which breaks the capture in
@@ -106,4 +122,10 @@ impl CudaDriver {
         block.write(offset, source);
         Ok(())
     }
+}
+
+/// Returns the refusal of a call by which the host and a device use the same memory.
+fn in_place(call: &'static str) -> Error {
+    let detail = "the host and a GPU do not use the same memory in place; copy it, or use the simulated GPU";
+    Error::new(Code::NotSupported, call, detail)
 }

@@ -456,7 +456,7 @@ class Module(States):
         return self._apply(lambda tensor: _core.empty_strided(list(tensor.shape), list(tensor.stride()), dtype=tensor.dtype, device=device), recurse)
 
     def share_memory(self):
-        """Raises: memory is not shared between processes."""
+        """Moves parameters and buffers to memory that processes can share, and returns the module."""
         return self._apply(lambda tensor: tensor.share_memory_())
 
     def compile(self, *args, **kwargs):

@@ -1,6 +1,7 @@
 """`Parameter` and `Buffer`: tensors that modules register, and variants whose shapes are not known yet."""
 
 import copyreg
+import weakref
 
 from .. import _core
 from .._torch_functions import _disabled_torch_function_impl
@@ -30,20 +31,72 @@ def _of_own_class(data, requires_grad):
     return made
 
 
-class Parameter(_core.Tensor, metaclass=_ParameterMeta):
-    """A tensor that a module registers as a parameter when it becomes an attribute."""
+# The parameters that exist, of which nodes of the graph name one.
+_alive = weakref.WeakValueDictionary()
 
+
+def _of_node(node):
+    """Returns the leaf whose gradient a node of the graph accumulates: the program's own object, if it is a parameter."""
+    for parameter in list(_alive.values()):
+        if parameter.requires_grad and parameter.is_leaf and parameter._gradient_edge()[0] is node:
+            return parameter
+    return node._leaf()
+
+
+class _Hook:
+    """The handle of a hook that a parameter keeps."""
+
+    def __init__(self, parameter, register, hook):
+        hooks = parameter._hooks if hasattr(parameter, "_hooks") else {}
+        self._parameter, self._key = reference, key = weakref.ref(parameter), object()
+
+        def call(value):
+            owner = reference()
+            return None if owner is None else owner._hooks[key](value)
+        self._handle = register(parameter, call)
+        hooks[key], parameter._hooks = hook, hooks
+
+    def remove(self):
+        """Unregisters the hook."""
+        self._handle.remove()
+        owner = self._parameter()
+        if owner is not None:
+            owner._hooks.pop(self._key, None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self.remove()
+
+
+class Parameter(_core.Tensor, metaclass=_ParameterMeta):
+    """A tensor that a module registers as a parameter when it becomes an attribute. It keeps its hooks, where Python's collector sees
+    them: a hook may hold the module that the parameter belongs to."""
+
+    __slots__ = ("_hooks",)
     __torch_function__ = _disabled_torch_function_impl
 
     def __new__(cls, data=None, requires_grad=True):
         made = _of_own_class(data, requires_grad) if cls is Parameter and isinstance(data, _core.Tensor) else None
-        if made is not None:
-            return made
-        return super().__new__(cls, *(() if data is None else (data,)), requires_grad=requires_grad)
+        if made is None:
+            made = super().__new__(cls, *(() if data is None else (data,)), requires_grad=requires_grad)
+        _alive[id(made)] = made
+        return made
 
     @classmethod
     def _of(cls, tensor):
         return cls(tensor, tensor.requires_grad)
+
+    def register_hook(self, hook):
+        """Registers a hook that backward passes call with the gradient, as long as the parameter exists. It may return another one."""
+        return _Hook(self, _core.Tensor.register_hook, hook)
+
+    def register_post_accumulate_grad_hook(self, hook):
+        """Registers a hook that backward passes call with the parameter after its gradient has been accumulated."""
+        if not callable(hook):
+            return super().register_post_accumulate_grad_hook(hook)
+        return _Hook(self, _core.Tensor.register_post_accumulate_grad_hook, hook)
 
     def __deepcopy__(self, memo):
         """Returns a copy of the elements, in separate memory and without the gradient."""

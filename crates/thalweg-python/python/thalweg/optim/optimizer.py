@@ -159,6 +159,9 @@ class Optimizer:
 
     # ---- Steps ----------------------------------------------------------------------------------------------------
 
+    def _patch_step_function(self):
+        """Does nothing: `step` of every class calls the hooks. Optimizers around another one call it in the place of `__init__`."""
+
     def register_step_pre_hook(self, hook):
         """Registers a function that is called before each step, with the optimizer and the step's arguments, and may return other
         arguments."""

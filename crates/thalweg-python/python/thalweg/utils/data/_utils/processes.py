@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from multiprocessing import connection
@@ -13,12 +14,12 @@ from .fetch import _DatasetKind
 from .pin_memory import pin_memory
 
 
-def _start(options, indices, results, worker_id, is_forked, is_torch):
+def _start(options, indices, results, worker_id, is_torch):
     """Runs in a new process: makes this package `torch`, if the program has it so, and serves batches."""
     if is_torch and "torch" not in sys.modules:
         from .... import install_as_torch
         install_as_torch()
-    worker._worker_loop(options, indices, results, worker_id, is_forked)
+    worker._worker_loop(options, indices, results, worker_id)
 
 
 class Workers:
@@ -26,11 +27,8 @@ class Workers:
 
     def __init__(self, loader, seed):
         context = loader.multiprocessing_context or multiprocessing.get_context()
-        is_forked = context.get_start_method() == "fork"
-        values = loader.dataset, loader.collate_fn, loader.worker_init_fn
-        dataset, collate_fn, init = worker.frozen(values) if is_forked else values
         options = {
-            "dataset": dataset, "collate_fn": collate_fn, "init": init, "seed": seed, "count": loader.num_workers,
+            "dataset": loader.dataset, "collate_fn": loader.collate_fn, "init": loader.worker_init_fn, "seed": seed, "count": loader.num_workers,
             "is_iterable": loader._dataset_kind == _DatasetKind.Iterable, "auto_collation": loader._auto_collation, "drop_last": loader.drop_last}
         is_torch = sys.modules.get("torch") is sys.modules[__name__.partition(".")[0]]
         self.processes, self.queues, self.pipes = [], [], []
@@ -38,7 +36,7 @@ class Workers:
             queue = context.Queue()
             queue.cancel_join_thread()
             receiving, sending = context.Pipe(duplex=False)
-            process = context.Process(target=_start, args=(options, queue, sending, number, is_forked, is_torch), daemon=True)
+            process = context.Process(target=_start, args=(options, queue, sending, number, is_torch), daemon=True)
             process.start()
             sending.close()
             self.processes.append(process)
@@ -135,8 +133,12 @@ class _MultiProcessingDataLoaderIter:
             for pipe in ready:
                 try:
                     return pipes[pipe], pipe.recv()
-                except (EOFError, ConnectionResetError):
+                except (EOFError, OSError):
                     self._died(pipes[pipe])
+            # A process that a worker has started may hold its pipe open.
+            for number in () if ready else pipes.values():
+                if not self._started.processes[number].is_alive():
+                    self._died(number)
 
     def _awaited(self):
         own = self._numbers.get(self._next)
@@ -149,10 +151,11 @@ class _MultiProcessingDataLoaderIter:
         code = process.exitcode
         place = next((place for place in sorted(self._numbers) if self._numbers[place][0] == number and place not in self._made), None)
         what = "" if place is None or self._loader._dataset_kind == _DatasetKind.Iterable else f" while it fetched the batch of indices {worker._shown(self._numbers[place][1])}"
-        reason = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
         pid = process.pid
         self._shutdown_workers()
-        raise RuntimeError(f"DataLoader worker (pid(s) {pid}) exited unexpectedly {reason}{what}")
+        if code is not None and code < 0:
+            raise RuntimeError(f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-code)}. It was worker {number}{what}.")
+        raise RuntimeError(f"DataLoader worker (pid(s) {pid}) exited unexpectedly with exit code {code}. It was worker {number}{what}.")
 
     def __next__(self):
         while True:

@@ -1,17 +1,12 @@
 """Worker processes of loaders (`torch.utils.data._utils.worker`)."""
 
-import copy
-import io
 import os
 import random
 import sys
-import threading
 import traceback
-import types
 
-from .... import _core
+from .... import multiprocessing
 from .... import random as generators
-from ....nn.parameter import Parameter
 from .fetch import Fetcher
 
 _worker_info = None
@@ -101,13 +96,9 @@ def _generate_state(base_seed, worker_id):
     return numpy.random.SeedSequence(words).generate_state(4).tolist()
 
 
-def _seed(base_seed, worker_id, is_forked):
+def _seed(base_seed, worker_id):
     seed = base_seed + worker_id
     random.seed(seed)
-    if is_forked:
-        # Generators from before the fork belong to devices that are not there.
-        vars(sys.modules[__name__.partition(".")[0]]).pop("default_generator", None)
-        generators._is_forked = True
     generators.manual_seed(seed)
     if "numpy" in sys.modules:
         import numpy
@@ -115,92 +106,18 @@ def _seed(base_seed, worker_id, is_forked):
     return seed
 
 
-# ---- Across a fork -------------------------------------------------------------------------------------------------
-
-
-class _Frozen:
-    """A tensor as bytes, which a copy makes a tensor of the process's own device."""
-
-    def __init__(self, tensor):
-        self._kind, self._requires_grad, self._is_meta = type(tensor), tensor.requires_grad, tensor.device.type == "meta"
-        self._shape, self._dtype = tuple(tensor.shape), tensor.dtype
-        self._bytes = None if self._is_meta else bytes(tensor.detach().cpu()._bytes())
-
-    def __deepcopy__(self, memo):
-        if self._is_meta:
-            made = _core.empty(list(self._shape), dtype=self._dtype, device="meta")
-        else:
-            made = _core._from_bytes(self._bytes, list(self._shape), self._dtype, None)
-        made = made.requires_grad_() if self._requires_grad else made
-        if self._kind is not _core.Tensor:
-            made = self._kind._of(made) if hasattr(self._kind, "_of") else made.as_subclass(self._kind)
-        memo[id(self)] = made
-        return made
-
-
-def _freeze(tensor, memo):
-    frozen = memo[id(tensor)] = _Frozen(tensor)
-    return frozen
-
-
-def _kept(value, memo):
-    return value
-
-
-def _kept_kinds():
-    """Returns classes whose objects both processes have: copies of them are needless, or impossible."""
-    kinds = [types.ModuleType, type(threading.Lock()), io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.FileIO, types.GeneratorType]
-    return kinds + ([sys.modules["numpy"].ndarray] if "numpy" in sys.modules else [])
-
-
-def _copied(values):
-    """Returns copies of objects, which refer to each other as these do. One that cannot be copied is the object itself."""
-    former = dict(copy._deepcopy_dispatch)
-    copy._deepcopy_dispatch.update(dict.fromkeys(_kept_kinds(), _kept))
-    found, seen = [], {}
-    try:
-        for value in values:
-            # What a failed copy has seen is half made.
-            seen_now = dict(seen)
-            try:
-                found.append(copy.deepcopy(value, seen_now))
-                seen = seen_now
-            except Exception:
-                found.append(value)
-        return found
-    finally:
-        copy._deepcopy_dispatch.clear()
-        copy._deepcopy_dispatch.update(former)
-
-
-def frozen(values):
-    """Returns objects for a forked process, in which tensors are bytes: its parent's device is not there."""
-    former = _core.Tensor.__deepcopy__
-    of_parameters = vars(Parameter).get("__deepcopy__")
-    _core.Tensor.__deepcopy__ = Parameter.__deepcopy__ = _freeze
-    try:
-        return _copied(values)
-    finally:
-        _core.Tensor.__deepcopy__, Parameter.__deepcopy__ = former, of_parameters
-
-
-def _thawed(values):
-    """Returns objects in a forked process, with tensors on a device of its own."""
-    _core._start_in_child()
-    return _copied(values)
-
-
 # ---- The process ---------------------------------------------------------------------------------------------------
 
 
-def _worker_loop(options, indices, results, worker_id, is_forked):
+def _worker_loop(options, indices, results, worker_id):
     """Runs in a worker: takes indices and sends batches, until it receives None or the program has ended."""
     global _worker_info
     try:
         parent = os.getppid()
-        values = options["dataset"], options["collate_fn"], options["init"]
-        dataset, collate_fn, init = _thawed(values) if is_forked else values
-        seed = _seed(options["seed"], worker_id, is_forked)
+        # Batches outlive a worker that ends.
+        multiprocessing.send_values()
+        dataset, collate_fn, init = options["dataset"], options["collate_fn"], options["init"]
+        seed = _seed(options["seed"], worker_id)
         _worker_info = WorkerInfo(id=worker_id, num_workers=options["count"], seed=seed, dataset=dataset)
         failure, fetcher = None, None
         try:
