@@ -325,10 +325,11 @@ impl PyTensor {
             return Ok(0);
         }
         tensor.mark_exported();
-        if device.is_simulated() && device::is_shown_as_cpu() {
-            if let Some(address) = run(slf.py(), || tensor.host_address(false))? {
-                return Ok(address);
-            }
+        if device.is_simulated()
+            && device::is_shown_as_cpu()
+            && let Some(address) = run(slf.py(), || tensor.host_address(false))?
+        {
+            return Ok(address);
         }
         Ok(tensor.pointer().address())
     }
