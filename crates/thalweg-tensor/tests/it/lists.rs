@@ -4,7 +4,7 @@ use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Argument, find_operator};
 
-use crate::support::{device, on_own_device, random, tensor, values};
+use crate::support::{on_own_device, random, tensor, values};
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 
