@@ -130,7 +130,12 @@ impl Value {
             (true, DType::Bool) => Self::Bool(self.float() != 0.0),
             (false, DType::Bool) => Self::Bool(self.int() != 0),
             (true, to) if to.is_integer() => {
-                let (lowest, highest) = bounds(to);
+                // A narrow integer has the low bits of a wider one, as in PyTorch.
+                let (lowest, highest) = bounds(match to {
+                    DType::U8 => DType::I64,
+                    DType::I8 | DType::I16 | DType::U16 => DType::I32,
+                    other => other,
+                });
                 Self::wrap(to, (self.float() as i128).clamp(lowest, highest))
             }
             (false, to) if to.is_integer() => Self::wrap(to, self.int()),
