@@ -307,6 +307,8 @@ fn neutral(op: ReduceOp, dtype: DType) -> Value {
         (ReduceOp::Product, _) => Value::scalar(Scalar::I64(1), dtype),
         (ReduceOp::Max, DType::Bool) => Value::Bool(false),
         (ReduceOp::Min, DType::Bool) => Value::Bool(true),
+        (ReduceOp::Max, dtype) if dtype.is_integer() => Value::wrap(dtype, bounds(dtype).0),
+        (ReduceOp::Min, dtype) if dtype.is_integer() => Value::wrap(dtype, bounds(dtype).1),
         (ReduceOp::Max, _) => Value::F64(f64::NEG_INFINITY).cast(dtype),
         (ReduceOp::Min, _) => Value::F64(f64::INFINITY).cast(dtype),
     }
