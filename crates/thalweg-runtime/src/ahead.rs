@@ -58,9 +58,12 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Send + 'static> Ahead<K, T> {
         self.state.lock().entries.contains_key(key)
     }
 
-    /// Keeps a value that was made.
+    /// Keeps a value that was made, unless a thread is making it.
     pub(crate) fn put(&self, key: K, value: T) {
-        self.state.lock().entries.insert(key, Entry::Made(value));
+        let mut state = self.state.lock();
+        if !matches!(state.entries.get(&key), Some(Entry::Running)) {
+            state.entries.insert(key, Entry::Made(value));
+        }
     }
 
     /// Makes a value in the background, by at most this number of threads, unless the key has one. Does not block. Libraries that the
@@ -211,6 +214,7 @@ mod tests {
         });
         has_begun.recv().unwrap();
         assert!(ahead.contains(&1));
+        ahead.put(1, "made elsewhere");
         // The only thread is busy: this value is made by the one who takes it.
         ahead.expect(2, 1, || "taken early");
         assert_eq!(ahead.take(&2), Some("taken early"));
@@ -219,6 +223,7 @@ mod tests {
             proceed.send(()).unwrap();
             assert_eq!(taken.join().unwrap(), Some("made"));
         });
+        assert_eq!(ahead.take(&1), None, "it is taken, and was not kept twice");
     }
 
     #[test]

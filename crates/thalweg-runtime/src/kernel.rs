@@ -58,8 +58,10 @@ impl Device {
     }
 
     /// Compiles kernels at the same time, by several threads (`THALWEG_COMPILE_THREADS`). [`Device::kernel`] takes their code when it
-    /// loads them. *Blocks* until all are compiled. An error is not reported here: the kernel is compiled again when it is loaded.
-    pub fn compile_ahead(&self, kernels: Vec<(KernelKey, Kernel)>) {
+    /// loads them. Leaves out those that were expected, which are compiled already or in the background. *Blocks* until all others are
+    /// compiled. An error is not reported here: the kernel is compiled again when it is loaded.
+    pub fn compile_ahead(&self, mut kernels: Vec<(KernelKey, Kernel)>) {
+        kernels.retain(|(key, _)| !self.kernels().ahead.contains(key));
         let threads = self.environment().compile_threads().min(kernels.len());
         if threads < 2 {
             return;
