@@ -11,8 +11,8 @@ import weakref
 
 from . import _core
 
-# The calls before the first measurement, after each change of the way, and of a measurement.
-_WARM, _CHANGED, _MEASURED = 3, 1, 4
+# The calls in a row for which nothing is planned before the first measurement, those after each change of the way, and those of a measurement.
+_WARM, _CHANGED, _MEASURED = 2, 1, 3
 # The measurements of each way, unless one is faster by this factor.
 _ROUNDS, _CLEAR = 2, 1.1
 # The share of the compiled time that must be saved.
@@ -52,7 +52,7 @@ class Trial:
         self._programs = programs or (lambda: _core._compile_counters()[3])
         self._known = None
         self._others = self._calls = self._warmed = 0
-        self._until = _WARM
+        self._until = None
         self._start = None
         self._compiles = True
         self._times = {True: [], False: []}
@@ -83,25 +83,30 @@ class Trial:
 
     def _advance(self):
         self._calls += 1
-        if self._calls <= self._until:
+        if self._until is None and not self._is_warm():
             return
-        if self._start is None:
-            programs = self._programs()
-            self._warmed += self._calls
-            if self._compiles and programs != self._known and self._warmed < _MOST_WARM:
-                # Something was planned: the time of such calls says nothing.
-                self._known, self._calls, self._until = programs, 1, _WARM
-                return
-            if not _has_room():
-                self._settle(True)
-                return
-            self._wait()
-            self._start, self._calls, self._until = self._clock(), 1, _MEASURED
+        if self._until is not None and self._calls <= self._until:
             return
         self._wait()
+        if self._start is None:
+            self._start, self._calls, self._until = self._clock(), 1, _MEASURED
+            return
         self._times[self._compiles].append(self._clock() - self._start)
         self._start = None
         self._decide()
+
+    def _is_warm(self):
+        """Returns whether the calls so far have planned everything that they need: the time of others says nothing."""
+        programs = self._programs()
+        if programs != self._known and self._warmed < _MOST_WARM:
+            self._known, self._calls = programs, 0
+        self._warmed += 1
+        if self._calls < _WARM:
+            return False
+        if not _has_room():
+            self._settle(True)
+            return False
+        return True
 
     def _decide(self):
         compiled, written = self._times[True], self._times[False]
