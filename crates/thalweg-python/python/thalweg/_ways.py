@@ -12,9 +12,9 @@ import weakref
 from . import _core
 
 # The calls in a row for which nothing is planned before the first measurement, those after each change of the way, and those of a measurement.
-_WARM, _CHANGED, _MEASURED = 2, 1, 3
-# The measurements of each way, unless one is faster by this factor.
-_ROUNDS, _CLEAR = 2, 1.1
+_WARM, _CHANGED, _MEASURED = 2, 1, 2
+# The measurements of each way; two are enough if one way is faster by this factor in both.
+_ROUNDS, _CLEAR = 3, 1.1
 # The share of the compiled time that must be saved.
 _WORTH = 0.97
 # The most calls until kernels are all compiled, and calls of other functions until a trial is given up.
@@ -110,11 +110,12 @@ class Trial:
 
     def _decide(self):
         compiled, written = self._times[True], self._times[False]
-        if compiled and len(compiled) == len(written):
-            fastest, other = min(compiled), min(written)
-            is_clear = max(fastest, other) > _CLEAR * min(fastest, other)
-            if is_clear or len(written) == _ROUNDS:
-                self._settle(other >= _WORTH * fastest)
+        if len(compiled) == len(written):
+            ratios = [other / own for own, other in zip(compiled, written)]
+            is_clear = len(ratios) > 1 and (min(ratios) > _CLEAR or max(ratios) < 1 / _CLEAR)
+            if is_clear or len(ratios) == _ROUNDS:
+                # The host may be busy with something else meanwhile, which only takes longer.
+                self._settle(min(written) >= _WORTH * min(compiled))
                 return
         self._compiles = len(compiled) <= len(written)
         self._calls, self._until = 1, _CHANGED
