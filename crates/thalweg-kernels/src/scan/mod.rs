@@ -126,6 +126,12 @@ const FEW_ROWS: u64 = 512;
 /// The number of parts of all rows together that keeps a large GPU busy.
 const PARTS: u64 = 528;
 
+/// The fewest chunks of a row for which a second launch pays.
+const FEWEST_CHUNKS: u64 = 4;
+
+/// The number of points of all rows together that keeps a large GPU busy with blocks of 32 warps.
+const LARGE: u64 = 1 << 22;
+
 /// The size of a part's total, at most, in bytes.
 const TOTAL_BYTES: u64 = 16;
 
@@ -161,16 +167,22 @@ impl Scan {
         } else if self.outer >= MANY_ROWS {
             1
         } else {
-            let most = if self.outer < FEW_ROWS { WARP } else { WARPS_OF_ROWS };
+            // A row that is longer than a block reads at a time is divided among more blocks if these have fewer warps.
+            let is_middling = self.length > GROUP * WARP * WARP && self.elements() < LARGE;
+            let most = if self.outer < FEW_ROWS && !is_middling { WARP } else { WARPS_OF_ROWS };
             of_row(GROUP * WARP).min(most)
         }
     }
 
     /// Returns the number of points of each part of a row except the last: all of them, unless there are few long rows.
     fn part(&self) -> u64 {
-        let chunk = GROUP * WARP * WARP;
+        let chunk = GROUP * WARP * self.warps();
         let chunks = self.length.div_ceil(chunk);
-        let parts = if self.inner == 1 { (PARTS / self.outer.max(1)).min(chunks / 2) } else { 1 };
+        let parts = if self.inner == 1 && chunks >= FEWEST_CHUNKS {
+            (PARTS / self.outer.max(1)).min(chunks)
+        } else {
+            1
+        };
         if parts < 2 { self.length.max(1) } else { chunks.div_ceil(parts) * chunk }
     }
 
@@ -334,7 +346,9 @@ impl NativeKernel for Placed<ScanStep, [DevicePointer; 4]> {
         let mut words = arguments::pack(&self.at, &scan);
         let operands = &self.at[..3];
         let is_aligned = operands.iter().all(|at| at.address().is_multiple_of(16));
-        let is_wide = scan.length.is_multiple_of(GROUP) && is_aligned;
+        // A single row begins aligned, whatever its length; from its end it does not.
+        let is_whole = scan.length.is_multiple_of(GROUP) || scan.outer == 1 && !scan.reversed;
+        let is_wide = is_whole && is_aligned;
         words.extend([phase as u64, scan.part(), self.parts(), scan.warps(), u64::from(is_wide)]);
         words
     }
