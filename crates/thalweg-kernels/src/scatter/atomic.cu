@@ -1,6 +1,7 @@
-// Sums of elements at indices, an index for each element.
+// Sums or extremes of elements at indices, an index for each element.
 #ifndef NAME
 #include "../defaults.cuh"
+#define WAY 1
 #define CALL scatter_atomically<f32, u32, f32>(x)
 #endif
 #include "../shared/elements.cuh"
@@ -18,7 +19,11 @@ struct arguments {
     u64 source_strides[3];
     u64 dtype;
     u64 keeps_dtype;
+    u64 combine;
 };
+
+// The numbers of `Combine`.
+enum : u32 { SUM = 1, MAX = 3, MIN = 4 };
 
 constexpr u32 THREADS = 256, OWN = 4;
 
@@ -49,29 +54,78 @@ static __device__ __forceinline__ void add_to(bf16* const to, const f32 value) {
 #endif
 }
 
-// Adds a value to an element. Lanes of a warp that add to the same one at the same time share an addition.
-template <class RESULT, class SUM> static __device__ __forceinline__ void add_together(RESULT* const result, const u64 element, const SUM value) {
+static __device__ __forceinline__ void raise(i64* const to, const i64 value) { atomicMax(to, value); }
+static __device__ __forceinline__ void lower(i64* const to, const i64 value) { atomicMin(to, value); }
+
+// Floats of one sign are ordered like their bits: as signed numbers without the sign, and the other way round, as unsigned numbers, with it.
+// NaN is the greatest of these numbers where the greatest float remains, and the smallest where the smallest does.
+template <class FLOAT, class SIGNED, class UNSIGNED> static __device__ __forceinline__ void raise_bits(FLOAT* const to, const FLOAT value, const SIGNED bits, const SIGNED nan) {
+    if (value != value) {
+        atomicMax((SIGNED*)to, nan);
+    } else if (bits >= 0) {
+        atomicMax((SIGNED*)to, bits);
+    } else {
+        atomicMin((UNSIGNED*)to, UNSIGNED(bits));
+    }
+}
+template <class FLOAT, class SIGNED, class UNSIGNED> static __device__ __forceinline__ void lower_bits(FLOAT* const to, const FLOAT value, const SIGNED bits) {
+    if (value != value) {
+        atomicMax((UNSIGNED*)to, ~UNSIGNED(0));
+    } else if (bits >= 0) {
+        atomicMin((SIGNED*)to, bits);
+    } else {
+        atomicMax((UNSIGNED*)to, UNSIGNED(bits));
+    }
+}
+static __device__ __forceinline__ void raise(f32* const to, const f32 value) { raise_bits<f32, i32, u32>(to, value, __float_as_int(value), 0x7fffffff); }
+static __device__ __forceinline__ void lower(f32* const to, const f32 value) { lower_bits<f32, i32, u32>(to, value, __float_as_int(value)); }
+static __device__ __forceinline__ void raise(f64* const to, const f64 value) { raise_bits<f64, i64, u64>(to, value, __double_as_longlong(value), 0x7fffffffffffffffll); }
+static __device__ __forceinline__ void lower(f64* const to, const f64 value) { lower_bits<f64, i64, u64>(to, value, __double_as_longlong(value)); }
+
+// Combines two values.
+template <class T> static __device__ __forceinline__ T joined(const T a, const T b) { return combine(u64(WAY), a, b); }
+
+// Combines a value with an element.
+template <class RESULT, class T> static __device__ __forceinline__ void join(RESULT* const to, const T value) {
+#if WAY == 1
+    add_to(to, value);
+#else
+    // NaN, and what is further than the value, remains.
+    const T now = *(volatile T*)to;
+    if (now != now || (WAY == MAX ? now >= value : now <= value)) {
+        return;
+    }
+    if (WAY == MAX) {
+        raise(to, value);
+    } else {
+        lower(to, value);
+    }
+#endif
+}
+
+// Combines a value with an element. Lanes of a warp that do so with the same one at the same time share it.
+template <class RESULT, class SUM> static __device__ __forceinline__ void join_together(RESULT* const result, const u64 element, const SUM value) {
     // Where two lanes have the first one's element, others probably meet as well.
     const u32 lanes = __activemask();
     const u32 with_first = __ballot_sync(lanes, element == __shfl_sync(lanes, element, __ffs(i32(lanes)) - 1));
     if ((with_first & (with_first - 1)) == 0) {
-        add_to(result + element, value);
+        join(result + element, value);
         return;
     }
     const u32 same = __match_any_sync(lanes, element);
     SUM sum = value;
     if ((same & (same - 1)) != 0) {
-        sum = SUM(0);
-        for (u32 rest = same; rest != 0; rest &= rest - 1) {
-            sum = added(sum, __shfl_sync(same, value, __ffs(i32(rest)) - 1));
+        sum = __shfl_sync(same, value, __ffs(i32(same)) - 1);
+        for (u32 rest = same & (same - 1); rest != 0; rest &= rest - 1) {
+            sum = joined(sum, __shfl_sync(same, value, __ffs(i32(rest)) - 1));
         }
     }
     if (threadIdx.x % 32 == __ffs(i32(same)) - 1) {
-        add_to(result + element, sum);
+        join(result + element, sum);
     }
 }
 
-// Adds elements at indices. A thread sums those in succession that have the same one.
+// Combines elements at indices. A thread first combines those in succession that have the same one.
 template <class T, class NUMBER, class RESULT> static __device__ __forceinline__ void scatter_atomically(const arguments& x) {
     typedef typename combined<T>::type SUM;
     const T* const source = (const T*)x.source;
@@ -102,18 +156,18 @@ template <class T, class NUMBER, class RESULT> static __device__ __forceinline__
                 continue;
             }
             if (to[i] == element) {
-                sum = added(sum, values[i]);
+                sum = joined(sum, values[i]);
                 continue;
             }
             if (element != NONE) {
-                add_together(result, element, sum);
+                join_together(result, element, sum);
             }
             element = to[i];
             sum = values[i];
         }
     }
     if (element != NONE) {
-        add_together(result, element, sum);
+        join_together(result, element, sum);
     }
 }
 

@@ -1,4 +1,4 @@
-//! [`ScatterAtomic`]: elements that are added at indices by atomic additions.
+//! [`ScatterAtomic`]: elements that are added at indices by atomic additions, or of which the greatest or smallest ones remain.
 //!
 //! The result is (outer, extent, inner), contiguous; indices and source are (outer, count, inner) with any strides. A thread first
 //! sums the elements in succession that have the same index, and lanes of a warp with the same index share an addition. So sorted
@@ -6,9 +6,12 @@
 //! not depend on it, those of floats differ in their last places from one run to the next. The host function adds in order. A
 //! result of 16 bits is rounded at every addition, of what a warp has summed in f32.
 //!
-//! An index out of range adds nothing.
+//! Extremes are those of whole numbers: floats of one sign are ordered like their bits. They do not depend on the order, and NaN remains.
+//! An element that would change nothing is found by a load.
+//!
+//! An index out of range does nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
 use thalweg_ir::DType;
@@ -33,11 +36,14 @@ pub struct ScatterAtomic {
     pub source_strides: [u64; 3],
     /// The dtype of the source: a floating-point type, or int64.
     pub dtype: DType,
-    /// Whether the result has the source's dtype, not that in which its elements are combined. It makes a difference for 16 bits.
+    /// Whether the result has the source's dtype, not that in which its elements are combined. It makes a difference for 16 bits, which
+    /// extremes do not keep.
     pub keeps_dtype: bool,
+    /// The combination: a sum or an extreme.
+    pub combine: Combine,
 }
 
-arguments! { ScatterAtomic { sizes, index_strides, source_strides, dtype, keeps_dtype } }
+arguments! { ScatterAtomic { sizes, index_strides, source_strides, dtype, keeps_dtype, combine } }
 
 /// Threads of a block, and the elements of each at a time.
 const BLOCK: u64 = 256;
@@ -46,39 +52,55 @@ const OWN: u64 = 4;
 /// The most blocks, which keep a large GPU busy.
 const MOST_BLOCKS: u64 = 1 << 12;
 
-/// The names of the entry points by dtype, for few elements and for those that are numbered in 64 bits; after them, of those that
-/// add to 16 bits.
-const NAMES: [[&str; 4]; DTYPES.len()] = [
-    ["scatter_atomic_float32", "scatter_atomic_float32_many", "", ""],
-    ["scatter_atomic_float64", "scatter_atomic_float64_many", "", ""],
-    [
-        "scatter_atomic_float16",
-        "scatter_atomic_float16_many",
-        "scatter_atomic_into_float16",
-        "scatter_atomic_into_float16_many",
-    ],
-    [
-        "scatter_atomic_bfloat16",
-        "scatter_atomic_bfloat16_many",
-        "scatter_atomic_into_bfloat16",
-        "scatter_atomic_into_bfloat16_many",
-    ],
-    ["scatter_atomic_int64", "scatter_atomic_int64_many", "", ""],
-];
+/// The ways to combine.
+const WAYS: [Combine; 3] = [Combine::Sum, Combine::Max, Combine::Min];
 
-fn print((dtype, form): (usize, usize)) -> String {
-    let number = if form % 2 == 1 { "u64" } else { "u32" };
+/// A kernel: its way to combine, its dtype by the position in [`DTYPES`], whether elements are numbered in 64 bits, and whether it
+/// combines in 16 bits.
+type Form = (Combine, usize, bool, bool);
+
+fn forms() -> impl Iterator<Item = Form> {
+    let of_way = |combine: Combine| {
+        let narrow = move |dtype: usize| combine == Combine::Sum && DTYPES[dtype].size_bytes() == 2;
+        (0..DTYPES.len()).flat_map(move |dtype| {
+            [false, true]
+                .into_iter()
+                .filter(move |into| !into || narrow(dtype))
+                .flat_map(move |into| [false, true].map(|many| (combine, dtype, many, into)))
+        })
+    };
+    WAYS.into_iter().flat_map(of_way)
+}
+
+/// Returns the name of an entry point. Kernels are found by name, so it is the same string each time.
+fn name_of(form: Form) -> &'static str {
+    static NAMES: OnceLock<Vec<(Form, String)>> = OnceLock::new();
+    let names = NAMES.get_or_init(|| {
+        let named = |form @ (combine, dtype, many, into): Form| {
+            let way = if combine == Combine::Sum { String::new() } else { format!("{}_", combine.name()) };
+            let (into, many) = (if into { "into_" } else { "" }, if many { "_many" } else { "" });
+            (form, format!("scatter_atomic_{way}{into}{}{many}", DTYPES[dtype].name()))
+        };
+        forms().map(named).collect()
+    });
+    let found = names.iter().find(|(known, _)| *known == form);
+    found.map_or("scatter_atomic", |(_, name)| name.as_str())
+}
+
+fn print(form @ (combine, dtype, many, into): Form) -> String {
+    let number = if many { "u64" } else { "u32" };
     let name = DTYPES[dtype].short_name();
-    let result = if form < 2 { format!("combined<{name}>::type") } else { name.to_owned() };
+    let result = if into { name.to_owned() } else { format!("combined<{name}>::type") };
     let call = format_args!("scatter_atomically<{name}, {number}, {result}>(x)");
-    Source::new(NAMES[dtype][form]).define("CALL", call).print(include_str!("atomic.cu"))
+    Source::new(name_of(form))
+        .define("CALL", call)
+        .define("WAY", combine as u8)
+        .print(include_str!("atomic.cu"))
 }
 
 /// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    let forms = (0..DTYPES.len()).flat_map(|dtype| (0..4).map(move |form| (dtype, form)));
-    let named = forms.filter(|&(dtype, form)| !NAMES[dtype][form].is_empty());
-    named.map(|form @ (dtype, place)| (NAMES[dtype][place].to_owned(), print(form)))
+    forms().map(|form| (name_of(form).to_owned(), print(form)))
 }
 
 impl ScatterAtomic {
@@ -87,11 +109,10 @@ impl ScatterAtomic {
         outer * count * inner
     }
 
-    /// Returns the positions of the kernel's dtype and of its form in [`NAMES`].
-    fn form(&self) -> (usize, usize) {
+    fn form(&self) -> Form {
         let dtype = DTYPES.into_iter().position(|dtype| dtype == self.dtype).unwrap_or(0);
         let is_narrow = self.result_dtype() != self.dtype.compute();
-        (dtype, usize::from(self.elements() >= 1 << 31) + 2 * usize::from(is_narrow))
+        (self.combine, dtype, self.elements() >= 1 << 31, is_narrow)
     }
 
     /// Returns the dtype of the result.
@@ -101,16 +122,15 @@ impl ScatterAtomic {
 
     /// Returns the same sizes as those of a scatter in order.
     fn in_order(&self) -> ScatterReduce {
-        let Self { sizes, index_strides, source_strides, dtype, .. } = *self;
-        ScatterReduce { sizes, index_strides, source_strides, dtype: dtype.compute(), combine: Combine::Sum }
+        let Self { sizes, index_strides, source_strides, dtype, combine, .. } = *self;
+        ScatterReduce { sizes, index_strides, source_strides, dtype: dtype.compute(), combine }
     }
 }
 
 /// Operands: the indices (i64), the source, and the result, which is read and written.
 impl NativeKernel for Placed<ScatterAtomic, [DevicePointer; 3]> {
     fn name(&self) -> &str {
-        let (dtype, form) = self.kernel.form();
-        NAMES[dtype][form]
+        name_of(self.kernel.form())
     }
 
     fn source(&self) -> String {
@@ -122,7 +142,13 @@ impl NativeKernel for Placed<ScatterAtomic, [DevicePointer; 3]> {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        check("scatter_atomic", self.kernel.dtype)
+        let ScatterAtomic { combine, keeps_dtype, dtype, .. } = self.kernel;
+        let is_known =
+            WAYS.contains(&combine) && (combine == Combine::Sum || !keeps_dtype || dtype == dtype.compute());
+        Fault::unless(is_known, || {
+            format!("scatter_atomic: it does not combine by {} in {dtype}", combine.name())
+        })?;
+        check("scatter_atomic", dtype)
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
@@ -173,13 +199,13 @@ fn run_typed<T: Wide>(
     if kernel.keeps_dtype {
         let result = launch.write::<T>(result, results)?;
         for (place, value) in places() {
-            let sum = result[place as usize].widened().combine(Combine::Sum, value.widened());
+            let sum = result[place as usize].widened().combine(kernel.combine, value.widened());
             result[place as usize] = T::narrowed(sum);
         }
     } else {
         let result = launch.write::<T::Sum>(result, results)?;
         for (place, value) in places() {
-            result[place as usize] = result[place as usize].combine(Combine::Sum, value.widened());
+            result[place as usize] = result[place as usize].combine(kernel.combine, value.widened());
         }
     }
     if launch.has_tickets() {

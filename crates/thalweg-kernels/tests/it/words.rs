@@ -176,7 +176,14 @@ fn indices_are_read_as_they_are_written() {
         &Placed { kernel, at: at::<4>() },
         &[("source_strides", &[14, 15, 16]), ("inner", &[7]), ("index_stride", &[11]), ("last", &[0x2000])],
     );
-    let kernel = ScatterAtomic { sizes, index_strides, source_strides, dtype, keeps_dtype: false };
+    let kernel = ScatterAtomic {
+        sizes,
+        index_strides,
+        source_strides,
+        dtype,
+        keeps_dtype: false,
+        combine: Combine::Max,
+    };
     check(
         &Placed { kernel, at: at::<3>() },
         &[("result", &[0x3000]), ("index_strides", &[11, 12, 13]), ("source_strides", &[14, 15, 16])],

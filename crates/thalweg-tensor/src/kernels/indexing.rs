@@ -300,7 +300,9 @@ impl Scatter<'_> {
         let sizes = [shape[0], shape[1], count, shape[2]].map(|size| size as u64);
         let source = self.source.to_dtype(wide)?;
         let is_sum = self.combine == Combine::Sum;
-        let may_be_atomic = is_sum && (wide == DType::I64 || !are_deterministic_algorithms_enabled());
+        // Neither sums of integers nor extremes depend on the order.
+        let may_be_atomic = is_sum && (wide == DType::I64 || !are_deterministic_algorithms_enabled())
+            || matches!(self.combine, Combine::Max | Combine::Min);
         let list = stride_of_rows(self.index).filter(|_| count.max(shape[1]) as u64 <= SortIndices::MOST);
         let is_narrow = sizes[3] < FEWEST_COLUMNS && self.combine != Combine::Replace;
         let result = if let Some(stride) = list.filter(|_| is_narrow && ScatterNarrow::takes(sizes)) {
@@ -315,7 +317,7 @@ impl Scatter<'_> {
         } else if may_be_atomic {
             // Of many elements few change: a copy in float32 and back would take longer than anything else.
             let results: u64 = shape.iter().map(|&extent| extent as u64).product();
-            let keeps_dtype = results / FEW_OF >= source.elements() as u64;
+            let keeps_dtype = is_sum && results / FEW_OF >= source.elements() as u64;
             let result = self.begun(target, if keeps_dtype { wide } else { wide.compute() })?;
             let kernel = ScatterAtomic {
                 sizes,
@@ -323,6 +325,7 @@ impl Scatter<'_> {
                 source_strides: strides(&source),
                 dtype: wide,
                 keeps_dtype,
+                combine: self.combine,
             };
             launch(kernel, [self.index, &source, &result], self.label)?;
             result
