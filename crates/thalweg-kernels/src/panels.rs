@@ -7,7 +7,9 @@
 //! # Invariants
 //! - A sum's terms are added in order, so that results do not depend on which thread computes which panels.
 
-use pulp::NullaryFnOnce as Loop;
+use std::ops::{Add, Mul};
+
+use thalweg_ir::host::processor::{Loop, has_fma, widest_vectors};
 
 /// The number of rows of a panel of the left factor.
 pub(crate) const ROWS: usize = 6;
@@ -45,36 +47,57 @@ impl<const FUSED: bool> Loop for Product<'_, FUSED> {
 #[inline]
 pub(crate) fn product(left: &[[f32; ROWS]], right: &[[f32; COLUMNS]]) -> Sums {
     let mut sums = [[0.0; COLUMNS]; ROWS];
-    let arch = pulp::Arch::new();
-    if is_fused(arch) {
-        arch.dispatch(Product::<true> { left, right, sums: &mut sums });
+    if has_fma() {
+        widest_vectors(Product::<true> { left, right, sums: &mut sums });
     } else {
-        arch.dispatch(Product::<false> { left, right, sums: &mut sums });
+        widest_vectors(Product::<false> { left, right, sums: &mut sums });
     }
     sums
 }
 
-/// sums = left · right, for rows that are read in place. This loop is separate because an LSTM step takes 2.7 times as long with
-/// an iterator that both loops share.
-struct ProductOfRows<'p, const FUSED: bool> {
-    left: [&'p [f32]; ROWS],
-    right: &'p [[f32; COLUMNS]],
-    sums: &'p mut Sums,
+/// A number of which products are computed.
+pub(crate) trait Number:
+    Copy + Default + Send + Sync + Add<Output = Self> + Mul<Output = Self>
+{
+    /// Returns self · factor + sum, rounded once.
+    fn fused(self, factor: Self, sum: Self) -> Self;
 }
 
-impl<const FUSED: bool> Loop for ProductOfRows<'_, FUSED> {
+impl Number for f32 {
+    #[inline(always)]
+    fn fused(self, factor: Self, sum: Self) -> Self {
+        self.mul_add(factor, sum)
+    }
+}
+
+impl Number for f64 {
+    #[inline(always)]
+    fn fused(self, factor: Self, sum: Self) -> Self {
+        self.mul_add(factor, sum)
+    }
+}
+
+/// sums = left · right, for rows that are read in place. This loop is separate because an LSTM step takes 2.7 times as long with
+/// an iterator that both loops share.
+struct ProductOfRows<'p, T, const WIDTH: usize, const FUSED: bool> {
+    left: [&'p [T]; ROWS],
+    right: &'p [[T; WIDTH]],
+    sums: &'p mut [[T; WIDTH]; ROWS],
+}
+
+impl<T: Number, const WIDTH: usize, const FUSED: bool> Loop for ProductOfRows<'_, T, WIDTH, FUSED> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
         let terms = self.right.len();
         let left = self.left.map(|row| &row[..terms]);
-        let mut sums = [[0.0f32; COLUMNS]; ROWS];
+        let mut sums = [[T::default(); WIDTH]; ROWS];
         for (term, right) in self.right.iter().enumerate() {
             for (sums, row) in sums.iter_mut().zip(left) {
                 let a = row[term];
                 for (sum, &b) in sums.iter_mut().zip(right) {
-                    *sum = if FUSED { a.mul_add(b, *sum) } else { *sum + a * b };
+                    *sum = if FUSED { a.fused(b, *sum) } else { *sum + a * b };
                 }
             }
         }
@@ -83,23 +106,19 @@ impl<const FUSED: bool> Loop for ProductOfRows<'_, FUSED> {
 }
 
 /// Returns the [`product`] for rows of the left factor that are read in place, with as many terms of each as the panel of the
-/// right factor has.
+/// right factor has, which may have another width than [`COLUMNS`].
 #[inline]
-pub(crate) fn product_of_rows(left: [&[f32]; ROWS], right: &[[f32; COLUMNS]]) -> Sums {
-    let mut sums = [[0.0; COLUMNS]; ROWS];
-    let arch = pulp::Arch::new();
-    if is_fused(arch) {
-        arch.dispatch(ProductOfRows::<true> { left, right, sums: &mut sums });
+pub(crate) fn product_of_rows<T: Number, const WIDTH: usize>(
+    left: [&[T]; ROWS],
+    right: &[[T; WIDTH]],
+) -> [[T; WIDTH]; ROWS] {
+    let mut sums = [[T::default(); WIDTH]; ROWS];
+    if has_fma() {
+        widest_vectors(ProductOfRows::<T, WIDTH, true> { left, right, sums: &mut sums });
     } else {
-        arch.dispatch(ProductOfRows::<false> { left, right, sums: &mut sums });
+        widest_vectors(ProductOfRows::<T, WIDTH, false> { left, right, sums: &mut sums });
     }
     sums
-}
-
-/// Returns whether the processor has an instruction for a · b + c; without it, the mathematical library would be called for each
-/// product.
-fn is_fused(arch: pulp::Arch) -> bool {
-    cfg!(target_arch = "aarch64") || !matches!(arch, pulp::Arch::Scalar)
 }
 
 /// Writes rows into panels of the left factor, `terms` arrays each; `value` returns the element of a row and a term.

@@ -25,5 +25,7 @@ pub mod models;
 pub mod module;
 pub mod optim;
 pub mod progress;
+#[cfg(feature = "files")]
 pub mod serialize;
+#[cfg(feature = "files")]
 pub mod summary;

@@ -9,8 +9,10 @@
 //!
 //! [`Muon`] and [`Adafactor`], whose steps need products and reductions, are written with operators: each is a [`CompositeOptimizer`] of
 //! its options. [`Lbfgs`] takes a closure.
+//! [`Ema`] averages the weights that any of them makes.
 
 mod adafactor;
+mod average;
 mod clip;
 mod composite;
 mod gradients;
@@ -24,6 +26,7 @@ mod schedule;
 mod state;
 
 pub use adafactor::{Adafactor, AdafactorOptions};
+pub use average::Ema;
 pub use clip::{clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm};
 pub use composite::{CompositeOptimizer, CompositeRule};
 pub use group::GradientScale;

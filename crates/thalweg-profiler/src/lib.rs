@@ -45,6 +45,7 @@
 
 mod annotation;
 mod averages;
+#[cfg(feature = "timeline")]
 mod chrome;
 mod driver;
 mod events;

@@ -316,10 +316,16 @@ fn activity_name(it: &thalweg_driver::Activity, command: Option<&Command>) -> St
     }
 }
 
-/// Returns a demangled C++ name; other names unchanged.
+/// Returns a demangled C++ name, with the feature `timeline`; other names unchanged.
 fn demangled(name: &str) -> String {
-    let symbol = name.starts_with("_Z").then(|| cpp_demangle::Symbol::new(name).ok()).flatten();
-    symbol.and_then(|symbol| symbol.demangle().ok()).unwrap_or_else(|| name.to_owned())
+    #[cfg(feature = "timeline")]
+    if name.starts_with("_Z")
+        && let Ok(symbol) = cpp_demangle::Symbol::new(name)
+        && let Ok(words) = symbol.demangle()
+    {
+        return words;
+    }
+    name.to_owned()
 }
 
 /// Sets the span of each command: from its first activity to its last.

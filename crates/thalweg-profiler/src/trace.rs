@@ -4,11 +4,13 @@
 
 use std::collections::HashMap;
 use std::io;
+#[cfg(feature = "timeline")]
 use std::path::Path;
 
 use thalweg_driver::{DeviceProperties, KernelActivity};
 
 use crate::averages::KeyAverages;
+#[cfg(feature = "timeline")]
 use crate::chrome;
 
 /// A span of time, in nanoseconds since recording began.
@@ -245,19 +247,31 @@ impl Trace {
     }
 
     /// Returns the timeline in Kineto's format.
+    #[cfg(feature = "timeline")]
     pub fn chrome_trace(&self) -> serde_json::Value {
         chrome::trace(self)
     }
 
     /// Writes the timeline in Kineto's format, for Perfetto and tools that read the traces of PyTorch's profiler.
+    #[cfg(feature = "timeline")]
     pub fn export_chrome_trace(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.write_chrome_trace(std::fs::File::create(path)?)
     }
 
     /// Writes the timeline to an open file.
     pub(crate) fn write_chrome_trace(&self, file: std::fs::File) -> io::Result<()> {
-        let mut file = io::BufWriter::new(file);
-        serde_json::to_writer(&mut file, &self.chrome_trace())?;
-        io::Write::flush(&mut file)
+        #[cfg(feature = "timeline")]
+        {
+            let mut file = io::BufWriter::new(file);
+            serde_json::to_writer(&mut file, &self.chrome_trace())?;
+            io::Write::flush(&mut file)
+        }
+        #[cfg(not(feature = "timeline"))]
+        {
+            drop(file);
+            Err(io::Error::other(
+                "timelines need the feature `profiler` of the crate `thalweg` (`timeline` of `thalweg-profiler`)",
+            ))
+        }
     }
 }

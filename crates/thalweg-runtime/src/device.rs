@@ -118,7 +118,13 @@ impl Device {
                 ..defaults
             };
             let driver: Arc<dyn Driver> = match &environment.sim_check {
+                #[cfg(feature = "sim-tools")]
                 Some(program) => program.driver(config)?,
+                #[cfg(not(feature = "sim-tools"))]
+                Some(_) => refuse!(
+                    "THALWEG_SIM_SEED requests a checked run, which this program was built without: build it with the \
+                     feature `sim-tools` of the crate `thalweg`"
+                ),
                 None => profiled(SimDriver::new(config)?, environment)?,
             };
             Ok(Devices::new(driver, environment))

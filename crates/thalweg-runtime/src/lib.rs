@@ -50,6 +50,7 @@ mod options;
 mod out_of_range;
 mod pinned;
 mod recorder;
+#[cfg(feature = "sim-tools")]
 pub mod sim;
 mod spare_events;
 mod stream;

@@ -59,6 +59,7 @@ mod loops;
 mod memory_format;
 mod moves;
 mod native;
+#[cfg(feature = "ndarray")]
 mod ndarray;
 mod operators;
 pub mod random;
@@ -69,6 +70,7 @@ mod sizes;
 mod storage;
 mod subscript;
 mod tensor;
+#[cfg(feature = "sim-tools")]
 pub mod testing;
 mod views;
 pub mod warning;

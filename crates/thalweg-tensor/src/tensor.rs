@@ -110,6 +110,14 @@ impl Tensor {
 
     /// Allocates a tensor without writing its elements (`torch.empty`), unless they are [filled](crate::deterministic) for
     /// programs that must repeat their bits.
+    ///
+    /// ```
+    /// # use thalweg_ir::DType;
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// assert_eq!(Tensor::empty(&[2, 3], DType::F32, &device)?.shape(), [2, 3]);
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         let location = Location::caller();
@@ -175,6 +183,15 @@ impl Tensor {
     }
 
     /// Copies a slice to a new tensor, row-major. `values` may change once this has returned.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// assert_eq!(Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], &device)?.to_string(), "\
+    /// tensor([[1., 2.],
+    ///         [3., 4.]], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if `values` does not have as many elements as the shape.
@@ -473,6 +490,14 @@ impl Tensor {
     // ---- Autograd -------------------------------------------------------------------------------------------------
 
     /// Returns a tensor over the same memory that is outside the autograd graph (`torch.Tensor.detach`).
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+    /// assert!(!x.requires_grad_()?.detach().requires_grad());
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[must_use]
     pub fn detach(&self) -> Self {
         self.with_autograd(AutogradMeta::leaf(false))
@@ -663,6 +688,14 @@ impl Tensor {
 
     /// Copies the elements to the host, row-major. *Blocks* until they have arrived. `Bool` tensors are read as `bool` or `u8`.
     ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+    /// assert_eq!(x.to_vec::<f32>()?, [1.0, 2.0]);
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor's dtype is not that of `T`.
     #[track_caller]
@@ -691,6 +724,14 @@ impl Tensor {
     }
 
     /// Copies the element of a tensor with one element to the host (`torch.Tensor.item`). *Blocks* until it has arrived.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([7.0f32], &device)?;
+    /// assert_eq!(x.item::<f32>()?, 7.0);
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is not exactly one element, or the tensor's dtype is not that of `T`.

@@ -16,6 +16,16 @@ impl Tensor {
     }
 
     /// Permutes the dimensions (`torch.permute`): dimension `i` of the view is dimension `order[i]` of the tensor.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], &device)?;
+    /// assert_eq!(x.permute(&[1, 0])?.to_string(), "\
+    /// tensor([[1., 3.],
+    ///         [2., 4.]], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("permute", &[self])]
     pub fn permute(&self, order: &[usize]) -> Result<Self> {
         let layout = self.layout().permute(order)?;
@@ -23,6 +33,16 @@ impl Tensor {
     }
 
     /// Swaps two dimensions (`torch.transpose`); negative numbers are counted from the end.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], &device)?;
+    /// assert_eq!(x.transpose(0, 1)?.to_string(), "\
+    /// tensor([[1., 3.],
+    ///         [2., 4.]], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("transpose", &[self])]
     pub fn transpose(&self, a: i64, b: i64) -> Result<Self> {
         let mut order: Shape = (0..self.rank()).collect();
@@ -31,6 +51,14 @@ impl Tensor {
     }
 
     /// Narrows a dimension to the `length` indices from `start` on (`torch.narrow`).
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0, 3.0], &device)?;
+    /// assert_eq!(x.narrow(0, 1, 2)?.to_string(), "tensor([2., 3.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("narrow", &[self])]
     pub fn narrow(&self, dimension: i64, start: usize, length: usize) -> Result<Self> {
         let dimension = self.layout().dimension(dimension)?;
@@ -43,6 +71,14 @@ impl Tensor {
     }
 
     /// Selects one index of a dimension, and removes that dimension (`torch.select`).
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], &device)?;
+    /// assert_eq!(x.select(0, 1)?.to_string(), "tensor([3., 4.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("select", &[self])]
     pub fn select(&self, dimension: i64, index: usize) -> Result<Self> {
         let at = self.layout().dimension(dimension)?;
@@ -57,6 +93,16 @@ impl Tensor {
     }
 
     /// Returns a view per index of a dimension, without that dimension (`torch.unbind`).
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], &device)?;
+    /// let parts = x.unbind(0)?;
+    /// assert_eq!(parts[0].to_string(), "tensor([1., 2.], device='sim:0')");
+    /// assert_eq!(parts[1].to_string(), "tensor([3., 4.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("unbind", &[self])]
     pub fn unbind(&self, dimension: i64) -> Result<Vec<Self>> {
         let at = self.layout().dimension(dimension)?;
@@ -79,6 +125,14 @@ impl Tensor {
 
     /// Inserts a dimension of extent 1 (`torch.unsqueeze`); a negative position is counted from the end, −1 being after the last
     /// dimension.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+    /// assert_eq!(x.unsqueeze(0)?.to_string(), "tensor([[1., 2.]], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("unsqueeze", &[self])]
     pub fn unsqueeze(&self, dimension: i64) -> Result<Self> {
         let rank = self.rank() as i64 + 1;
@@ -96,6 +150,14 @@ impl Tensor {
     }
 
     /// Removes a dimension if its extent is 1 (`torch.squeeze`).
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0], &[1, 2], &device)?;
+    /// assert_eq!(x.squeeze(0)?.to_string(), "tensor([1., 2.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("squeeze", &[self])]
     pub fn squeeze(&self, dimension: i64) -> Result<Self> {
         let layout = self.layout().squeeze(self.layout().dimension(dimension)?);
@@ -104,6 +166,16 @@ impl Tensor {
 
     /// Broadcasts to a shape without copying (`torch.Tensor.expand`), in which −1 keeps an extent. The result cannot be written
     /// in place.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0], &[2, 1], &device)?;
+    /// assert_eq!(x.expand(&[2, 2])?.to_string(), "\
+    /// tensor([[1., 1.],
+    ///         [2., 2.]], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("expand", &[self])]
     pub fn expand(&self, shape: impl Sizes) -> Result<Self> {
         expand(self, &shape.sizes())
@@ -117,6 +189,16 @@ impl Tensor {
 
     /// Returns the elements, row-major, in another shape, in which one extent may be −1 to be computed from the others
     /// (`torch.reshape`): a view if the strides allow it, else a copy.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0, 3.0, 4.0], &device)?;
+    /// assert_eq!(x.reshape(&[2, 2])?.to_string(), "\
+    /// tensor([[1., 2.],
+    ///         [3., 4.]], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("reshape", &[self])]
     pub fn reshape(&self, shape: impl Sizes) -> Result<Self> {
         self.reshaped(&inferred(&shape.sizes(), self.elements())?)
@@ -132,6 +214,16 @@ impl Tensor {
 
     /// Returns the elements, row-major, in another shape, in which one extent may be −1 (`torch.Tensor.view`): like
     /// [`reshape`](Self::reshape), but never a copy.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0, 3.0, 4.0], &device)?;
+    /// assert_eq!(x.view(&[2, 2])?.to_string(), "\
+    /// tensor([[1., 2.],
+    ///         [3., 4.]], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the strides do not allow it, or the sizes do not fit.

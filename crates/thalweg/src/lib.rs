@@ -16,6 +16,18 @@
 //! # }
 //! ```
 //!
+//! Default features are few, so that a first build is short; `full` has all of them:
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `nn` | [`nn`], [`module`], [`functional`], [`optim`], [`models`], [`data`], [`progress`] |
+//! | `files` | [`serialize`], [`summary`]; includes `nn` |
+//! | `distributed` | [`distributed`]; includes `files` |
+//! | `profiler` | timelines as files: [`profiler::Trace::export_chrome_trace`] |
+//! | `memory-tools` | [`memory_tools`] |
+//! | `sim-tools` | [`sim`], [`sanitizer`], [`testing`] |
+//! | `ndarray` | [`Tensor::from_ndarray`], [`Tensor::to_ndarray`] |
+//!
 //! | to | see |
 //! |---|---|
 //! | begin | [`prelude`], [the book](https://github.com/thalweg-rs/thalweg/blob/main/docs/README.md), [PyTorch's calls in Rust](https://github.com/thalweg-rs/thalweg/blob/main/docs/rust.md) |
@@ -43,29 +55,38 @@
 //! [`thalweg-torch`]: https://github.com/thalweg-rs/thalweg/tree/main/crates/thalweg-torch
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "distributed")]
 pub use thalweg_dist as distributed;
 pub use thalweg_driver as driver;
 pub use thalweg_ir as ir;
 pub use thalweg_kernels as kernels;
 pub use thalweg_memory as memory;
+#[cfg(feature = "memory-tools")]
 pub use thalweg_memory_tools as memory_tools;
+#[cfg(feature = "nn")]
 pub use thalweg_nn as nn;
 pub use thalweg_ops as ops;
 pub use thalweg_profiler as profiler;
 pub use thalweg_runtime as runtime;
+#[cfg(feature = "sim-tools")]
 pub use thalweg_sanitizer as sanitizer;
 pub use thalweg_sim as simulator;
 pub use thalweg_snapshot as snapshot;
 pub use thalweg_tensor as tensor;
 
 pub use thalweg_ir::{DType, Element, HostElement, Scalar, bf16, c64, c128, f16};
-pub use thalweg_nn::{data, functional, models, optim, progress, serialize, summary};
+#[cfg(feature = "nn")]
+pub use thalweg_nn::{data, functional, models, optim, progress};
+#[cfg(feature = "files")]
+pub use thalweg_nn::{serialize, summary};
 pub use thalweg_runtime::backends::{self, get_float32_matmul_precision, set_float32_matmul_precision};
+pub use thalweg_runtime::graph;
+#[cfg(feature = "sim-tools")]
+pub use thalweg_runtime::sim;
 pub use thalweg_runtime::{
     CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, ErrorClass, Event, Graph,
     GraphPool, Result, Stream, StreamGuard, is_available,
 };
-pub use thalweg_runtime::{graph, sim};
 
 pub mod prelude;
 
@@ -79,13 +100,16 @@ pub mod cuda {
 }
 
 /// Modules: functions with parameters. See [`thalweg_nn::module`].
+#[cfg(feature = "nn")]
 pub mod module {
     pub use thalweg_derive::FacadeModule as Module;
     pub use thalweg_nn::module::*;
 }
 
 pub use thalweg_tensor::compile::{self, compile};
+#[cfg(feature = "sim-tools")]
+pub use thalweg_tensor::testing;
 pub use thalweg_tensor::{
-    HostTensor, Index, MemoryFormat, NoGrad, Tensor, autograd, dispatch, i, no_grad, random, testing,
-    try_no_grad, warning,
+    HostTensor, Index, MemoryFormat, NoGrad, Tensor, autograd, dispatch, i, no_grad, random, try_no_grad,
+    warning,
 };

@@ -11,10 +11,13 @@
 //! ```
 
 pub use crate::dispatch::find_operator;
+#[cfg(feature = "nn")]
 pub use crate::functional;
+#[cfg(feature = "nn")]
 pub use crate::module::{
     BatchNorm2d, Conv2d, Dropout, Embedding, Forward, GELU, LayerNorm, Linear, Module, ReLU, Sequential,
 };
+#[cfg(feature = "nn")]
 pub use crate::optim::{Adam, AdamOptions, AdamW, AdamWOptions, LrScheduler, Sgd, SgdOptions};
 pub use crate::random::Generator;
 pub use crate::{DType, Device, Error, Event, Graph, Index, Result, Scalar, Stream, Tensor, i, no_grad};

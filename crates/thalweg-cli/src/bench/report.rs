@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use thalweg::memory_tools::report::LOOK;
+
 use super::ceilings::Ceilings;
 use super::measure::Time;
 use super::rows::Row;
@@ -167,7 +169,11 @@ impl Report {
         self.lines.iter().for_each(|line| families.entry(&line.row.family).or_default().push(line));
         let mut body = String::new();
         for (family, lines) in families {
-            let _ = writeln!(body, "<h2>{}</h2>", escape(family));
+            let _ = writeln!(
+                body,
+                "<section class=panel><div class=table tabindex=0 role=region aria-label=\"{0}\"><table><caption>{0}</caption>",
+                escape(family)
+            );
             for line in lines {
                 let ratio = line.ratio();
                 let value = ratio.or_else(|| line.of_copy(&self.ceilings)).unwrap_or(0.0);
@@ -178,15 +184,17 @@ impl Report {
                 };
                 let _ = writeln!(
                     body,
-                    "<div class=\"row\"><span>{}</span><i class=\"{class}\" style=\"width:{:.0}px\"></i><b>{value:.2}</b></div>",
+                    "<tr><th scope=row>{}<td>{value:.2}<td class=bar><i class=\"{class}\" style=\"width:{:.0}%\"></i>",
                     escape(&line.row.name()),
-                    (value * 120.0).clamp(1.0, 480.0)
+                    (value * 25.0).clamp(0.5, 100.0)
                 );
             }
+            body.push_str("</table></div></section>\n");
         }
         let title =
             self.peer.as_ref().map_or("share of a copy".to_owned(), |peer| format!("time by that of {peer}"));
-        PAGE.replace("TITLE", &escape(&title))
+        PAGE.replace("LOOK", LOOK)
+            .replace("TITLE", &escape(&title))
             .replace("SUMMARY", &escape(&self.summary()))
             .replace("BODY", &body)
     }
@@ -195,16 +203,23 @@ impl Report {
 /// The HTML around the report's rows.
 const PAGE: &str = r#"<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Operators: TITLE</title>
-<style>
-body { font: 13px/1.5 system-ui, sans-serif; margin: 2rem; color: #222; }
-.row { display: flex; align-items: center; gap: .6rem; }
-.row span { width: 46rem; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; font-family: ui-monospace, monospace; }
-.row i { height: .8rem; display: inline-block; }
-.equal { background: #4a9d6e; } .behind { background: #d9a93b; } .slow { background: #c8553d; }
-pre { white-space: pre-wrap; }
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>LOOK
+main { max-width: 1400px; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+section.panel { margin-top: 14px; }
+table { table-layout: fixed; }
+caption { color: var(--ink); font-weight: 650; }
+th, td { padding: 1px 10px 1px 0; }
+th { width: 55%; overflow-wrap: anywhere; font: 12px ui-monospace, monospace; }
+td { width: 4em; text-align: right; }
+td.bar { width: auto; text-align: left; }
+i { height: .8rem; display: block; border-radius: 2px; }
+.equal { background: var(--c2); } .behind { background: var(--c4); } .slow { background: var(--bad); }
 </style>
-<h1>Operators: TITLE</h1><pre>SUMMARY</pre>
-BODY</html>
+<header><h1>thalweg bench <span>operators: TITLE</span></h1></header>
+<main><pre>SUMMARY</pre>
+BODY</main></html>
 "#;
 
 fn microseconds(outcome: Option<&Outcome>) -> String {

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use thalweg::memory_tools::report::LOOK;
+
 use super::model::{Segment, Step, totals};
 
 const STYLE: &str = include_str!("style.css");
@@ -32,7 +34,9 @@ pub fn page(segments: &[Segment]) -> String {
     let (loops, kernels) = totals(segments);
     let moved = [0, 1].map(|which| segments.iter().map(|segment| segment.traffic[which]).sum());
     let arena = segments.iter().map(|segment| segment.arena).max().unwrap_or(0);
-    let tile = |value: &str, name: &str| format!("<div class=tile><b>{value}</b><span>{name}</span></div>");
+    let tile = |value: &str, name: &str| {
+        format!("<div class=figure><div class=label>{name}</div><div class=value>{value}</div></div>")
+    };
     let tiles = [
         tile(&segments.len().to_string(), "segments"),
         tile(&format!("{loops} → {kernels}"), "loops as kernels"),
@@ -46,14 +50,15 @@ pub fn page(segments: &[Segment]) -> String {
         "<!doctype html>\n<html lang=en><meta charset=utf-8><title>Compiled segments</title>\n\
          <meta name=viewport content=\"width=device-width\">\n\
          <meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-         <style>{STYLE}</style>\n<main><h1>Compiled functions: segments, kernels and memory</h1>\n<div class=tiles>{tiles}</div>\n{sections}</main></html>\n"
+         <style>{LOOK}{STYLE}</style>\n<header><h1>thalweg explain <span>compiled functions: segments, kernels and \
+         memory</span></h1></header>\n<main><section class=figures aria-label=Summary>{tiles}</section>\n{sections}</main></html>\n"
     )
 }
 
 fn section(segment: &Segment, number: usize) -> String {
     let [before, after] = segment.traffic;
     let mut html = format!(
-        "<section><h2>Segment {number} <small>ends before {}</small></h2>\n<p>{} as {}, {} moved as {}, {} allocated, of which the \
+        "<section class=panel aria-labelledby=segment{number}><h2 id=segment{number}>Segment {number} <span>ends before {}</span></h2>\n<p>{} as {}, {} moved as {}, {} allocated, of which the \
          arena has {}.</p>\n<div class=columns>",
         escaped(&segment.end),
         counted(segment.nodes.len(), "loop"),
@@ -100,7 +105,7 @@ fn kernels(segment: &Segment) -> String {
         let (reads, writes) = (step.reads.len(), step.writes.len());
         write!(
             html,
-            "<div class=\"kernel colour{}\"><h3>Kernel {} <small>{}, reads {reads}, writes {writes}</small></h3><ol>",
+            "<div class=\"kernel colour{}\"><h3>Kernel {} <span>{}, reads {reads}, writes {writes}</span></h3><ol>",
             place % COLOURS,
             place + 1,
             points(step)
@@ -134,6 +139,8 @@ const HEIGHT: f64 = 180.0;
 const ROW: f64 = 16.0;
 /// The most rows of memory that are drawn.
 const MOST_ROWS: usize = 24;
+/// The most numbers of kernels below them.
+const MOST_TICKS: usize = 20;
 
 /// Returns the memory over the kernels: the arena by offsets, and below it what is allocated by itself or exists.
 fn plan(segment: &Segment) -> String {
@@ -149,10 +156,20 @@ fn plan(segment: &Segment) -> String {
         )
         .expect("a string grows");
     };
-    let mut rows = 0;
+    let (mut rows, mut listed) = (0, String::new());
     for (memory, number) in segment.memories.iter().zip(0..) {
         let Some(uses) = segment.uses(number) else { continue };
-        let title = format!("{}, {}", bytes(memory.bytes), memory.lifetime);
+        let lifetime = escaped(&memory.lifetime);
+        let size = match memory.bytes {
+            0 => "not recorded".to_owned(), // memory of inputs
+            count => bytes(count),
+        };
+        let title = format!("{lifetime}, {size}");
+        let kernels = match uses {
+            (first, last) if first == last => (first + 1).to_string(),
+            (first, last) => format!("{} to {}", first + 1, last + 1),
+        };
+        write!(listed, "<tr><td>{lifetime}<td>{size}<td>{kernels}").expect("a string grows");
         match memory.offset {
             Some(offset) => {
                 let scale = HEIGHT / segment.arena as f64;
@@ -170,9 +187,9 @@ fn plan(segment: &Segment) -> String {
     }
     let height = arena + 8.0 + rows as f64 * ROW;
     let mut ticks = String::new();
-    for step in 0..segment.steps.len() {
+    for step in (0..segment.steps.len()).step_by(segment.steps.len().div_ceil(MOST_TICKS).max(1)) {
         let x = across(step) + WIDTH / steps / 2.0;
-        write!(ticks, "<text x={x:.1} y={:.1}>{}</text>", height + 12.0, step + 1).expect("a string grows");
+        write!(ticks, "<text x={x:.1} y={:.1}>{}</text>", height + 14.0, step + 1).expect("a string grows");
     }
     let frame = if arena > 0.0 {
         format!("<rect class=frame width={WIDTH} height={arena} />")
@@ -180,11 +197,13 @@ fn plan(segment: &Segment) -> String {
         String::new()
     };
     format!(
-        "<figure><svg viewBox=\"-1 -1 {} {}\" role=img aria-label=\"Memory over the kernels\">{frame}{drawn}{ticks}</svg>\
+        "<figure><svg viewBox=\"-1 -1 {} {}\" role=img aria-label=\"Memory over the kernels; the table below has the same\">\
+         {frame}{drawn}{ticks}</svg>\
          <figcaption><span class=\"key temporary\"></span>arena <span class=\"key kept\"></span>kept \
-         <span class=\"key existing\"></span>existing; kernels from left to right</figcaption></figure>",
+         <span class=\"key existing\"></span>existing; kernels from left to right</figcaption>\
+         <details><summary>The same as a table</summary><table><tr><th>memory<th>bytes<th>kernels{listed}</table></details></figure>",
         WIDTH + 2.0,
-        height + 18.0
+        height + 20.0
     )
 }
 

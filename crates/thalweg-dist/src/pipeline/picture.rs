@@ -10,6 +10,11 @@ const WIDTH: f64 = 900.0;
 const TOP: f64 = 48.0;
 const STEP: f64 = 26.0;
 
+/// The colours around the boxes, light and dark as those of the other pages.
+const STYLE: &str = "text { fill: #161b22 } .panel { fill: #fff } .idle { fill: #edf0f4 } .work { stroke: #fff; stroke-width: .5 } \
+    @media (prefers-color-scheme: dark) { text { fill: #e8ecf2 } .panel { fill: #151920 } .idle { fill: #2a313b } .work { stroke: #151920 } } \
+    .number { fill: #161b22 }";
+
 impl Timeline {
     /// Draws one line per rank, `width` characters after the rank's name: `F2` marks the begin of the forward pass of microbatch
     /// 2, and points mark idle time.
@@ -40,9 +45,10 @@ impl Timeline {
     pub fn to_svg(&self, title: &str) -> String {
         let height = TOP + STEP * self.rows.len() as f64 + 34.0;
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-             <text x=\"8\" y=\"20\" font-size=\"14\">{}: {:.2} ms, bubble {:.1} %</text>\n",
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {height}\" font-family=\"system-ui, sans-serif\" font-size=\"11\" role=\"img\" \
+             aria-labelledby=\"name\">\n<style>{STYLE}</style>\n\
+             <rect class=\"panel\" width=\"100%\" height=\"100%\"/>\n\
+             <text id=\"name\" x=\"8\" y=\"20\" font-size=\"14\">{}: {:.2} ms, bubble {:.1} %</text>\n",
             LEFT + WIDTH + 12.0,
             escaped(title),
             self.total_ms(),
@@ -53,7 +59,7 @@ impl Timeline {
             let y = TOP + STEP * rank as f64;
             let _ = writeln!(
                 svg,
-                "<text x=\"8\" y=\"{}\">rank {rank}</text><rect x=\"{LEFT}\" y=\"{y}\" width=\"{WIDTH}\" height=\"20\" fill=\"#eee\"/>",
+                "<text x=\"8\" y=\"{}\">rank {rank}</text><rect x=\"{LEFT}\" y=\"{y}\" width=\"{WIDTH}\" height=\"20\" class=\"idle\"/>",
                 y + 14.0
             );
             row.iter().for_each(|span| self.span(&mut svg, span, y));
@@ -91,7 +97,7 @@ impl Timeline {
         let fill = color(span.action.computation, span.action.stage / self.rows.len());
         let _ = write!(
             svg,
-            "<rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"20\" fill=\"{fill}\" stroke=\"white\" stroke-width=\"0.5\"><title>{} \
+            "<rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"20\" fill=\"{fill}\" class=\"work\"><title>{} \
              {time:.3} ms</title></rect>",
             span.action
         );
@@ -100,7 +106,7 @@ impl Timeline {
             let middle = x + width / 2.0;
             let _ = write!(
                 svg,
-                "<text x=\"{middle:.2}\" y=\"{}\" text-anchor=\"middle\">{number}</text>",
+                "<text x=\"{middle:.2}\" y=\"{}\" text-anchor=\"middle\" class=\"number\">{number}</text>",
                 y + 14.0
             );
         }

@@ -1,9 +1,9 @@
-//! The loops that [`vectors`](super::vectors::vectors) compiles for the processor, with their operands. Operands are slices, so
+//! The loops that [`vectors`](super::processor::vectors) compiles for the processor, with their operands. Operands are slices, so
 //! that the compiler knows that they do not overlap once the loop is inlined.
 
 use std::cell::Cell;
 
-use super::vectors::Loop;
+use super::processor::Loop;
 
 /// The most elements of a line that a loop processes at a time.
 pub(super) const PIECE: usize = 128;
@@ -148,6 +148,15 @@ impl<A: Copy, T, F: Fn(A) -> T> Loop for Map1<'_, A, T, F> {
             each(rest, a.rest, &f);
         }
     }
+
+    #[inline(always)]
+    fn call_on_old_processors(self) {
+        #[inline(never)]
+        fn each<A: Copy, T>(target: Target<'_, T>, a: &Operand<'_, A>, f: &dyn Fn(A) -> T) {
+            Map1 { target, a, f }.call();
+        }
+        each(self.target, self.a, &self.f);
+    }
 }
 
 /// target = f(a, b).
@@ -181,6 +190,20 @@ impl<A: Copy, T, F: Fn(A, A) -> T> Loop for Map2<'_, A, T, F> {
             }
             each(rest, a.rest, b.rest, &f);
         }
+    }
+
+    #[inline(always)]
+    fn call_on_old_processors(self) {
+        #[inline(never)]
+        fn each<A: Copy, T>(
+            target: Target<'_, T>,
+            a: &Operand<'_, A>,
+            b: &Operand<'_, A>,
+            f: &dyn Fn(A, A) -> T,
+        ) {
+            Map2 { target, a, b, f }.call();
+        }
+        each(self.target, self.a, self.b, &self.f);
     }
 }
 
@@ -216,6 +239,21 @@ impl<A: Copy, T: Copy, F: Fn(A, T, T) -> T> Loop for Map3<'_, A, T, F> {
             }
             each(rest, a.rest, b.rest, c.rest, &f);
         }
+    }
+
+    #[inline(always)]
+    fn call_on_old_processors(self) {
+        #[inline(never)]
+        fn each<A: Copy, T: Copy>(
+            target: Target<'_, T>,
+            a: &Operand<'_, A>,
+            b: &Operand<'_, T>,
+            c: &Operand<'_, T>,
+            f: &dyn Fn(A, T, T) -> T,
+        ) {
+            Map3 { target, a, b, c, f }.call();
+        }
+        each(self.target, self.a, self.b, self.c, &self.f);
     }
 }
 

@@ -6,10 +6,10 @@ use super::Fault;
 use super::launch::{Launch, Level};
 use super::loops::Store;
 use super::operand::Source;
+use super::processor::vectors;
 use super::program::{HostStep, Taken};
 use super::register::{Lane, View};
 use super::step::Block;
-use super::vectors::vectors;
 use crate::Scalar;
 use crate::kernel::OperandGeometry;
 

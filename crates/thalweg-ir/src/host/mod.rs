@@ -41,6 +41,7 @@ mod memory;
 mod operand;
 mod parts;
 mod passes;
+pub mod processor;
 mod program;
 mod reduction;
 mod register;

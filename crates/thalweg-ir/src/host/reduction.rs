@@ -2,10 +2,10 @@
 
 use super::arithmetic::Number;
 use super::loops::{Accumulate, AccumulateRounds, Fill, Shape, TILE, Trees};
+use super::processor::{Loop as _, vectors};
 use super::program::{HostStep, Terms};
 use super::register::{Elements, File, Lane};
 use super::step::Block;
-use super::vectors::{Loop as _, vectors};
 use crate::DType;
 use crate::body::ReduceOp;
 use crate::kernel::RUN;

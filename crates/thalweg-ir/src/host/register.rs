@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use super::loops::{Fill, Operand, PIECE, Shape};
 use super::operand::{Cells, Slice, Source};
-use super::vectors::vectors;
+use super::processor::vectors;
 use crate::DType;
 use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 

@@ -1,39 +1,13 @@
-//! Loops in the widest vectors that the processor has, and functions of f32 for use in such loops.
+//! Functions of f32 for use in loops that are compiled for the processor's [`vectors`](super::processor::vectors).
 //!
-//! A program is compiled for every x86-64 processor. [`vectors`] compiles a loop once more for processors with AVX2 and FMA, and
-//! for those with AVX-512, and chooses at run time. The bits are the same: every primitive is correctly rounded, or is one of the
-//! functions below, which have no branches that could be taken differently.
+//! The bits of such a loop are the same on every processor: every primitive is correctly rounded, or is one of the functions
+//! below, which have no branches that could be taken differently.
 //!
 //! [`ln`] computes in f64 and rounds once, so its error is that of the rounding, far below the budgets of a GPU; its series is
 //! truncated where the remainder is below 10⁻¹¹ of the result. [`exp`], [`tanh`] and [`erf`] stay in f32, because a vector has
 //! twice as many of them.
 
 use std::f64::consts::LN_2;
-
-pub(super) use pulp::NullaryFnOnce as Loop;
-
-/// Runs a loop, compiled for the processor. The loop's `call` is inlined, which is not guaranteed for a closure.
-#[inline(always)]
-pub(super) fn vectors<R>(body: impl Loop<Output = R>) -> R {
-    // Builds for tests are without the loops for AVX-512, which take as long to compile as those for AVX2.
-    #[cfg(all(debug_assertions, target_arch = "x86_64"))]
-    return match pulp::x86::V3::try_new() {
-        Some(processor) => pulp::Simd::vectorize(processor, body),
-        None => body.call(),
-    };
-    #[cfg(not(all(debug_assertions, target_arch = "x86_64")))]
-    pulp::Arch::new().dispatch(body)
-}
-
-/// Returns whether [`vectors`] can use the instruction for a · b + c, rounded once. Without it, the mathematical library would be
-/// called for each element.
-#[inline(always)]
-pub(super) fn has_fma() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return std::is_x86_feature_detected!("fma") && std::is_x86_feature_detected!("avx2");
-    #[cfg(not(target_arch = "x86_64"))]
-    cfg!(target_arch = "aarch64")
-}
 
 /// (eʳ − 1 − r) / r² as a polynomial for |r| up to ln 2 / 2, by least squares of the relative error of eʳ: the constant term first.
 const EXP: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_39, 0.008_368_717, 0.001_381_459_9];
@@ -160,6 +134,7 @@ pub(crate) fn erf(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::processor::{Loop, vectors};
 
     /// Checks a function against one of f64 at numbers of all exponents, within a unit in the last place.
     fn is_near(function: fn(f32) -> f32, wanted: fn(f64) -> f64) {
@@ -180,12 +155,27 @@ mod tests {
         is_near(erf, libm::erf);
     }
 
+    struct Each<'e> {
+        function: fn(f32) -> f32,
+        numbers: &'e [f32],
+        found: &'e mut [f32],
+    }
+
+    impl Loop for Each<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn call(self) {
+            self.found.iter_mut().zip(self.numbers).for_each(|(to, &x)| *to = (self.function)(x));
+        }
+    }
+
     #[test]
     fn a_loop_has_the_same_bits_in_vectors() {
         let numbers: Vec<f32> = (0..1003).map(|at| (at as f32 - 500.0) / 37.0).collect();
         for function in [exp, tanh, ln, erf] {
             let mut found = vec![0.0; numbers.len()];
-            vectors(|| found.iter_mut().zip(&numbers).for_each(|(to, &x)| *to = function(x)));
+            vectors(Each { function, numbers: &numbers, found: &mut found });
             let bits = |x: &f32| x.to_bits();
             assert!(found.iter().map(bits).eq(numbers.iter().map(|&x| function(x).to_bits())));
         }

@@ -1,14 +1,13 @@
-//! The product on the host. Products of f32 are computed in panels, by several threads; all others, and those whose left factor
-//! has few rows, through `ndarray`'s safe views by the `matrixmultiply` library.
+//! The product on the host. Products of f32 are computed in panels of both factors, by several threads; those of f64, and those
+//! whose left factor has few rows, in panels of the right factor alone.
 
 mod few_rows;
+mod rows;
 
 use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use ndarray::linalg::general_mat_mul;
-use ndarray::{ArrayView2, ArrayViewMut2, LinalgScalar, ShapeBuilder};
 
 use super::{Matmul, Operand};
 use crate::panels::{COLUMNS, ROWS, pack_column, pack_left, pack_term, product};
@@ -36,7 +35,9 @@ pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Resu
     }
     match (a, b, d) {
         (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) => products_of_f32(matmul, a, b, d),
-        (Slice::F64(a), Slice::F64(b), SliceMut::F64(d)) => products(matmul, a, b, d),
+        (Slice::F64(a), Slice::F64(b), SliceMut::F64(d)) => {
+            rows::products::<f64, { COLUMNS / 2 }>(matmul, a, b, d)
+        }
         (Slice::F16(a), Slice::F16(b), SliceMut::F16(d)) => rounded_products::<f16>(matmul, a, b, d),
         (Slice::Bf16(a), Slice::Bf16(b), SliceMut::Bf16(d)) => rounded_products::<bf16>(matmul, a, b, d),
         (a, b, d) => with_dtype!(matmul.dtype,
@@ -86,14 +87,6 @@ fn step(operand: &Operand, columns: usize) -> usize {
     (operand.leading_dimension as usize).max(columns)
 }
 
-/// Returns a stored matrix as a factor of the product, transposed if necessary.
-fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u64)) -> ArrayView2<'e, T> {
-    let (rows, columns) = (rows as usize, columns as usize);
-    let shape = (rows, columns).strides((step(operand, columns), 1));
-    let view = ArrayView2::from_shape(shape, elements).expect("operands are as long as their spans");
-    if operand.transposed { view.reversed_axes() } else { view }
-}
-
 /// The most terms of a sum that are added before the result is updated: a panel of each factor fits the first-level cache.
 const TERMS: usize = 384;
 
@@ -114,16 +107,9 @@ fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
     let is_apart = batch == 1 || target.batch_stride >= span;
     let has_panels = n >= COLUMNS as u64 / 2 && m >= 4 * ROWS as u64;
     if batch == 0 || !is_apart || k < 4 || !(has_panels || few_rows::fits(matmul)) {
-        return products(matmul, a, b, d);
+        return rows::products::<f32, COLUMNS>(matmul, a, b, d);
     }
-    let factors = |item: usize| {
-        let [a_shape, b_shape, _] = matmul.stored();
-        [(a, matmul.a, a_shape), (b, matmul.b, b_shape)].map(|(elements, operand, shape)| Factor {
-            elements: &elements[matrix(&operand, item as u64, shape)],
-            step: step(&operand, shape.1 as usize),
-            transposed: operand.transposed,
-        })
-    };
+    let factors = |item: usize| factors(matmul, a, b, item as u64);
     let [m, n, k, batch] = [m, n, k, batch].map(|extent| extent as usize);
     let stride = if batch == 1 { d.len() } else { target.batch_stride as usize };
     // Many products, or small ones, are computed by one thread each; otherwise all threads compute one product after the other.
@@ -150,10 +136,20 @@ fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
     share(jobs);
 }
 
+/// Returns the factors of a batch item.
+fn factors<'e, T>(matmul: &Matmul, a: &'e [T], b: &'e [T], item: u64) -> [Factor<'e, T>; 2] {
+    let [a_shape, b_shape, _] = matmul.stored();
+    [(a, matmul.a, a_shape), (b, matmul.b, b_shape)].map(|(elements, operand, shape)| Factor {
+        elements: &elements[matrix(&operand, item, shape)],
+        step: step(&operand, shape.1 as usize),
+        transposed: operand.transposed,
+    })
+}
+
 /// A stored matrix as a factor.
 #[derive(Clone, Copy)]
-struct Factor<'e> {
-    elements: &'e [f32],
+struct Factor<'e, T = f32> {
+    elements: &'e [T],
     /// The distance from one stored row to the next.
     step: usize,
     transposed: bool,
@@ -281,29 +277,6 @@ fn rows_of_product(
                 }
             }
         }
-    }
-}
-
-/// Computes the products of a batch in the elements' own type.
-fn products<T: LinalgScalar + Element>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]) {
-    if matmul.m == 0 || matmul.n == 0 {
-        return;
-    }
-    let [a_shape, b_shape, d_shape] = matmul.stored();
-    let [alpha, beta] = [matmul.alpha, matmul.beta].map(|factor| T::from_f64(factor.get()));
-    for item in 0..matmul.batch {
-        let d = &mut d[matrix(&matmul.d, item, d_shape)];
-        if matmul.k == 0 {
-            let added = |value: T| if matmul.accumulates() { value * beta } else { T::zero() };
-            stored_rows_mut(d, &matmul.d, matmul.n).flatten().for_each(|value| *value = added(*value));
-            continue;
-        }
-        let a = factor(&a[matrix(&matmul.a, item, a_shape)], &matmul.a, a_shape);
-        let b = factor(&b[matrix(&matmul.b, item, b_shape)], &matmul.b, b_shape);
-        let (m, n) = (matmul.m as usize, matmul.n as usize);
-        let shape = (m, n).strides((step(&matmul.d, n), 1));
-        let mut d = ArrayViewMut2::from_shape(shape, d).expect("operands are as long as their spans");
-        general_mat_mul(alpha, &a, &b, beta, &mut d);
     }
 }
 

@@ -8,7 +8,7 @@
 //! ```text
 //!  PageModel ─▶ meta   names, figures, findings: JSON in a <script type="application/json">        ┐
 //!           └─▶ encode blocks, segments, times, curves, stacks: columns of varints, in base64      ├─▶ one file
-//!               page/  page.html, style.css and the scripts, each a file of this crate             ┘
+//!               page/  page.html, style.css and the scripts, each a file of this crate; look.css   ┘
 //! ```
 //! The numbers of a device are differences from the previous row, in the greatest unit that divides them, with seven bits per
 //! byte: some 15 bytes per block. A million events make a file of some ten megabytes, and a browser reads it in a fraction of a
@@ -40,6 +40,10 @@ pub use model::{
 const TEMPLATE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 
+/// The style that all pages of the project share: colours, light and dark, and the look of figures, panels and tables. A page adds
+/// its own after it.
+pub const LOOK: &str = include_str!("look.css");
+
 /// The scripts, in the order in which they depend on each other.
 const SCRIPTS: [&str; 12] = [
     include_str!("page/text.js"),
@@ -70,7 +74,7 @@ pub fn write(model: &PageModel, out: &mut impl Write) -> io::Result<()> {
         out.write_all(before.as_bytes())?;
         match name {
             "title" => out.write_all(meta::html_text(&model.title).as_bytes())?,
-            "style" => out.write_all(STYLE.as_bytes())?,
+            "style" => [LOOK, STYLE].iter().try_for_each(|style| out.write_all(style.as_bytes()))?,
             "data" => data(model, out)?,
             "script" => SCRIPTS.iter().try_for_each(|script| out.write_all(script.as_bytes()))?,
             _ => unreachable!("the template has no place {name}"),

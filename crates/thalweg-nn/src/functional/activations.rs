@@ -5,12 +5,30 @@ use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
 
 /// Returns x − tanh x (`torch.nn.functional.tanhshrink`).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_values([0.0f32, 1.0], &device)?;
+/// assert_eq!(functional::tanhshrink(&x)?.to_string(), "tensor([0.0000, 0.2384], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[in_call("tanhshrink", &[input])]
 pub fn tanhshrink(input: &Tensor) -> Result<Tensor> {
     input.sub(&input.tanh()?)
 }
 
 /// Returns softmax of the negated elements along a dimension (`torch.nn.functional.softmin`).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_values([1.0f32, 2.0, 3.0], &device)?;
+/// assert_eq!(functional::softmin(&x, 0)?.to_string(), "tensor([0.6652, 0.2447, 0.0900], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if there is no such dimension.
@@ -21,6 +39,15 @@ pub fn softmin(input: &Tensor, dim: i64) -> Result<Tensor> {
 
 /// Returns samples of the Gumbel-softmax distribution along a dimension, drawn from the device's default generator
 /// (`torch.nn.functional.gumbel_softmax`). With `hard` they are one-hot, and the gradient is that of the soft ones.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_values([1.0f32, 2.0, 3.0], &device)?;
+/// assert_eq!(functional::gumbel_softmax(&x, 1.0, true, 0)?.sum(&[], false)?.to_string(), "tensor(1., device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if there is no such dimension.

@@ -106,6 +106,17 @@ fn check_cache([query, key, value]: [&Tensor; 3], caches: [&Tensor; 2], position
 /// features), key (…, keys, features), value (…, keys, result features). A query whose keys are all masked results in zeros.
 /// Without features all scores are 0 for any scale, and the result is the mean of the values, as in PyTorch's composition of
 /// operators (`SDPBackend.MATH`), which scales queries and keys before their product; PyTorch's fused kernels may return NaN.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let q = Tensor::from_slice(&[1.0f32, 0.0], &[1, 1, 2], &device)?;
+/// let k = Tensor::from_slice(&[1.0f32, 0.0, 0.0, 1.0], &[1, 2, 2], &device)?;
+/// let v = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 2, 2], &device)?;
+/// assert_eq!(functional::scaled_dot_product_attention(&q, &k, &v, Default::default())?.to_string(), "tensor([[[1.6605, 2.6605]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn scaled_dot_product_attention(
     query: &Tensor,

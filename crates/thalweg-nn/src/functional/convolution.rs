@@ -26,6 +26,16 @@ options! {
 }
 
 /// Returns the convolution of sequences (batch, in, length) with a weight (out, in / groups, length), plus a bias (out).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 4], &device)?;
+/// let w = Tensor::from_slice(&[1.0f32, 1.0], &[1, 1, 2], &device)?;
+/// assert_eq!(functional::conv1d(&x, &w, None, Default::default())?.to_string(), "tensor([[[3., 5., 7.]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn conv1d(
     input: &Tensor,
@@ -40,6 +50,16 @@ pub fn conv1d(
 ///
 /// This is a call of cuDNN if a GPU has it, and on the simulator; otherwise, and for dtypes other than f32, f16 and bf16, it is a
 /// matrix product with the windows as columns.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2], &device)?;
+/// let w = Tensor::from_slice(&[1.0f32, 1.0, 1.0, 1.0], &[1, 1, 2, 2], &device)?;
+/// assert_eq!(functional::conv2d(&x, &w, None, Default::default())?.to_string(), "tensor([[[[10.]]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn conv2d(
     input: &Tensor,
@@ -52,6 +72,16 @@ pub fn conv2d(
 
 /// Returns the convolution of volumes (batch, in, depth, height, width) with a weight (out, in / groups, depth, height, width), plus
 /// a bias (out).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 1, 2, 2], &device)?;
+/// let w = Tensor::from_slice(&[1.0f32, 1.0, 1.0, 1.0], &[1, 1, 1, 2, 2], &device)?;
+/// assert_eq!(functional::conv3d(&x, &w, None, Default::default())?.to_string(), "tensor([[[[[10.]]]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn conv3d(
     input: &Tensor,
@@ -63,6 +93,16 @@ pub fn conv3d(
 }
 
 /// Returns the convolution over one to three axes, with or without a batch: [`conv1d`], [`conv2d`] or [`conv3d`].
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 4], &device)?;
+/// let w = Tensor::from_slice(&[1.0f32, 1.0], &[1, 1, 2], &device)?;
+/// assert_eq!(functional::conv::<1>(&x, &w, None, Default::default())?.to_string(), "tensor([[[3., 5., 7.]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn conv<const AXES: usize>(
     input: &Tensor,
@@ -83,6 +123,16 @@ pub fn conv<const AXES: usize>(
 
 /// Returns the transpose of a convolution over one to three axes: input (batch, in, …) or (in, …), weight (in, out / groups, …),
 /// bias (out). `output_padding` extends each axis of the result.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], &[1, 1, 2], &device)?;
+/// let w = Tensor::from_slice(&[1.0f32, 10.0], &[1, 1, 2], &device)?;
+/// assert_eq!(functional::conv_transpose::<1>(&x, &w, None, Default::default(), [0])?.to_string(), "tensor([[[ 1., 12., 20.]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn conv_transpose<const AXES: usize>(
     input: &Tensor,

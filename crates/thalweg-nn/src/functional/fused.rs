@@ -16,6 +16,17 @@ use super::{affine, layer_norm};
 /// biases (hidden) and (out). The feed-forward part of a transformer's block, equivalent to [`linear`](super::linear),
 /// `gelu(approximate='tanh')` and [`linear`](super::linear). For 16-bit floats, including those of autocast, cuBLASLt applies GELU, and
 /// multiplies by its derivative, while it stores the products.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32], &[1, 1], &device)?;
+/// let w = Tensor::from_slice(&[1.0f32, 2.0], &[2, 1], &device)?;
+/// let v = Tensor::from_slice(&[1.0f32, 1.0], &[1, 2], &device)?;
+/// assert_eq!(functional::gelu_mlp(&x, [&w, &v], [None, None])?.to_string(), "tensor([[2.7958]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn gelu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>; 2]) -> Result<Tensor> {
     mlp("gelu_mlp", (input, weights, biases), Activation::Gelu, Location::caller())
@@ -23,6 +34,17 @@ pub fn gelu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>;
 
 /// Returns `relu(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`, with the shapes and fusion of [`gelu_mlp`]: the library applies
 /// ReLU, and keeps a bit per element for the gradient, while it stores the products.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32], &[1, 1], &device)?;
+/// let w = Tensor::from_slice(&[1.0f32, -2.0], &[2, 1], &device)?;
+/// let v = Tensor::from_slice(&[1.0f32, 1.0], &[1, 2], &device)?;
+/// assert_eq!(functional::relu_mlp(&x, [&w, &v], [None, None])?.to_string(), "tensor([[1.]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn relu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>; 2]) -> Result<Tensor> {
     mlp("relu_mlp", (input, weights, biases), Activation::Relu, Location::caller())

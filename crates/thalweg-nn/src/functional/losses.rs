@@ -60,6 +60,16 @@ options! {
 
 /// Returns the result of [`cross_entropy_with`] for PyTorch's defaults: the mean over the rows of −log softmax(input) at the
 /// row's class.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[2.0f32, 0.0, 0.0, 1.0], &[2, 2], &device)?;
+/// let t = Tensor::from_values([0i64, 1], &device)?;
+/// assert_eq!(functional::cross_entropy(&x, &t)?.to_string(), "tensor(0.2201, device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
     cross_entropy_with(input, target, ClassLossOptions::default())
@@ -69,6 +79,17 @@ pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
 /// (rows, …) of i64; or −Σ target · log softmax(input), where the target has the input's shape and assigns every class a
 /// probability. This takes one kernel for classes, and one for the mean. In a region of [`autocast`](thalweg_tensor::autocast)
 /// the result is f32. If a class is out of range, the result is NaN, and the next wait for the device returns an error.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[2.0f32, 0.0, 0.0, 1.0], &[2, 2], &device)?;
+/// let t = Tensor::from_values([0i64, 1], &device)?;
+/// let y = functional::cross_entropy_with(&x, &t, ClassLossOptions { label_smoothing: 0.5, ..Default::default() })?;
+/// assert_eq!(y.to_string(), "tensor(0.5951, device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
     let location = Location::caller();
@@ -88,6 +109,16 @@ pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOpt
 
 /// Returns −input at the class of each row. The input contains logarithms of probabilities; shapes are the same as for
 /// [`cross_entropy_with`].
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[-0.5f32, -1.0, -2.0, -0.25], &[2, 2], &device)?;
+/// let t = Tensor::from_values([0i64, 1], &device)?;
+/// assert_eq!(functional::nll_loss(&x, &t, Default::default())?.to_string(), "tensor(0.3750, device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
     let location = Location::caller();
@@ -103,6 +134,17 @@ pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossO
 /// Returns half of the squared distance divided by the variance, plus half of the variance's logarithm
 /// (`torch.nn.functional.gaussian_nll_loss`). Variances have the input's shape, that shape with a last extent of 1, or without
 /// the last dimension. They are at least `eps`, and have no gradient below it. `full` adds half of ln 2π.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+/// let t = Tensor::from_values([1.0f32, 3.0], &device)?;
+/// let v = Tensor::from_values([1.0f32, 1.0], &device)?;
+/// assert_eq!(functional::gaussian_nll_loss(&x, &t, &v, false, 1e-6, Reduction::Mean)?.to_string(), "tensor(0.2500, device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[in_call("gaussian_nll_loss", &[input, target, variance])]
 pub fn gaussian_nll_loss(
     input: &Tensor,
@@ -126,6 +168,16 @@ pub fn gaussian_nll_loss(
 
 /// Returns the mean over a row's classes of −target · ln σ(x) − (1 − target) · ln σ(−x), times a weight per class
 /// (`torch.nn.functional.multilabel_soft_margin_loss`).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, -1.0], &[1, 2], &device)?;
+/// let t = Tensor::from_slice(&[1.0f32, 0.0], &[1, 2], &device)?;
+/// assert_eq!(functional::multilabel_soft_margin_loss(&x, &t, None, Reduction::Mean)?.to_string(), "tensor(0.3133, device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[in_call("multilabel_soft_margin_loss", &[input, target])]
 pub fn multilabel_soft_margin_loss(
     input: &Tensor,
@@ -142,6 +194,18 @@ pub fn multilabel_soft_margin_loss(
 /// Returns max(0, margin + distance to the positive − distance to the negative), with any distance function
 /// (`torch.nn.functional.triplet_margin_with_distance_loss`). With `swap` the distance from the positive to the negative is used
 /// if it is smaller.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let a = Tensor::from_slice(&[0.0f32, 0.0], &[1, 2], &device)?;
+/// let p = Tensor::from_slice(&[0.0f32, 1.0], &[1, 2], &device)?;
+/// let n = Tensor::from_slice(&[0.0f32, 3.0], &[1, 2], &device)?;
+/// let y = functional::triplet_margin_with_distance_loss([&a, &p, &n], |x, y| x.dist(y, 2), 3.0, false, Reduction::Mean)?;
+/// assert_eq!(y.to_string(), "tensor(1., device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the margin is not above 0; those of the distance.

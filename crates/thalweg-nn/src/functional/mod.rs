@@ -83,6 +83,17 @@ use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, Tensors};
 
 /// Returns `input · weightᵀ + bias`: input (…, in), weight (out, in), bias (out) (`torch.nn.functional.linear`).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], &[1, 2], &device)?;
+/// let w = Tensor::from_slice(&[3.0f32, 4.0, 5.0, 6.0], &[2, 2], &device)?;
+/// let b = Tensor::from_values([0.0f32, 100.0], &device)?;
+/// assert_eq!(functional::linear(&x, &w, Some(&b))?.to_string(), "tensor([[ 11., 117.]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     affine(input, weight, bias, None, Location::caller())
@@ -90,6 +101,17 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
 
 /// Returns [`linear`] plus an addend of its result's shape, (…, out): a layer followed by a residual connection, in one kernel if
 /// the layer is small.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], &[1, 2], &device)?;
+/// let w = Tensor::from_slice(&[3.0f32, 4.0, 5.0, 6.0], &[2, 2], &device)?;
+/// let y = Tensor::from_slice(&[10.0f32, 20.0], &[1, 2], &device)?;
+/// assert_eq!(functional::linear_add(&x, &w, None, &y)?.to_string(), "tensor([[21., 37.]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn linear_add(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, addend: &Tensor) -> Result<Tensor> {
     affine(input, weight, bias, Some(addend), Location::caller())
@@ -97,6 +119,17 @@ pub fn linear_add(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, addend
 
 /// Returns `input1ᵀ · weight · input2 + bias`, per output feature: inputs (…, in1) and (…, in2), weight (out, in1, in2), bias (out)
 /// (`torch.nn.functional.bilinear`).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], &[1, 2], &device)?;
+/// let y = Tensor::from_slice(&[3.0f32, 4.0], &[1, 2], &device)?;
+/// let w = Tensor::from_slice(&[1.0f32, 0.0, 0.0, 1.0], &[1, 2, 2], &device)?;
+/// assert_eq!(functional::bilinear(&x, &y, &w, None)?.to_string(), "tensor([[11.]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[in_call("bilinear", &[input1, input2, weight])]
 pub fn bilinear(input1: &Tensor, input2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let rank = input1.rank();
@@ -159,6 +192,15 @@ options! {
 }
 
 /// Returns the greatest element of each window of images (images, channels, height, width).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2], &device)?;
+/// assert_eq!(functional::max_pool2d(&x, [2, 2], Default::default())?.to_string(), "tensor([[[[4.]]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> Result<Tensor> {
     let location = Location::caller();
@@ -184,6 +226,18 @@ fn int(number: usize) -> Result<Argument<'static>> {
 /// gradient of a row is the sum over the indices that read it, in order, so that its bits are reproducible; each index is
 /// compared with every other. The row `padding_idx` (counted from the end if negative) has no gradient. An index out of range
 /// reads NaN, or 0 from an integer weight, and the next wait for the device returns an error.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let i = Tensor::from_values([1i64, 0], &device)?;
+/// let w = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], &device)?;
+/// assert_eq!(functional::embedding(&i, &w, None)?.to_string(), "\
+/// tensor([[3., 4.],
+///         [1., 2.]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) -> Result<Tensor> {
     let location = Location::caller();
@@ -204,6 +258,16 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) ->
 
 /// Sets each element of a floating-point tensor to 0 with probability `p` and divides the others by 1 − p
 /// (`torch.nn.functional.dropout`). If `training` is false, returns the input itself.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # use thalweg_tensor::random::DeviceGenerator;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+/// assert_eq!(functional::dropout(&x, 0.5, false, &DeviceGenerator::new(0, &device)?)?.to_string(), "tensor([1., 2.], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[in_call("dropout", &[input])]
 pub fn dropout(input: &Tensor, p: f64, training: bool, generator: &DeviceGenerator) -> Result<Tensor> {
     refuse_if!(!(0.0..=1.0).contains(&p), "the probability {p} is not between 0 and 1");

@@ -14,6 +14,19 @@ use super::operator;
 
 /// Returns the result of [`layer_norm`] with weight and bias, and the input itself for the residual connection around it. The
 /// kernel of the layer's gradient then adds the gradients of both results, instead of a separate addition.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[1, 3], &device)?;
+/// let w = Tensor::from_values([1.0f32, 1.0, 1.0], &device)?;
+/// let b = Tensor::from_values([0.0f32, 0.0, 0.0], &device)?;
+/// let [normal, same] = functional::layer_norm_fork(&x, &w, &b, 1e-5)?;
+/// assert_eq!(normal.to_string(), "tensor([[-1.2247,  0.0000,  1.2247]], device='sim:0')");
+/// assert_eq!(same.to_string(), "tensor([[1., 2., 3.]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<[Tensor; 2]> {
     let location = Location::caller();
@@ -30,6 +43,20 @@ pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: 
 /// This takes one kernel forward, and one kernel backward plus one for the parameters. Returns the normalized rows and the sum.
 /// If the input is f32, the branch may have 16 bits. In an autocast region the normalized rows then have the region's dtype, as
 /// the product after them requires.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 1.0, 1.0], &[1, 3], &device)?;
+/// let y = Tensor::from_slice(&[0.0f32, 1.0, 2.0], &[1, 3], &device)?;
+/// let w = Tensor::from_values([1.0f32, 1.0, 1.0], &device)?;
+/// let b = Tensor::from_values([0.0f32, 0.0, 0.0], &device)?;
+/// let [normal, sum] = functional::add_layer_norm(&x, &y, &w, &b, 1e-5)?;
+/// assert_eq!(normal.to_string(), "tensor([[-1.2247,  0.0000,  1.2247]], device='sim:0')");
+/// assert_eq!(sum.to_string(), "tensor([[1., 2., 3.]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn add_layer_norm(
     input: &Tensor,
@@ -97,6 +124,15 @@ impl Rows {
 /// Normalizes over the last dimensions, which are `normalized_shape`, to mean 0 and variance 1; then multiplies by the weight and
 /// adds the bias (`torch.nn.functional.layer_norm`, whose default of `epsilon` is 1e-5). Statistics of 16-bit floats are computed
 /// in f32.
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[1, 3], &device)?;
+/// assert_eq!(functional::layer_norm(&x, &[3], None, None, 1e-5)?.to_string(), "tensor([[-1.2247,  0.0000,  1.2247]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn layer_norm(
     input: &Tensor,
@@ -126,6 +162,17 @@ pub fn layer_norm(
 /// Divides each element by a power of the mean of squares of its neighbours among the channels: (k + alpha · mean)^beta over `size` channels
 /// (`torch.nn.functional.local_response_norm`, whose defaults are alpha 1e-4, beta 0.75 and k 1).
 ///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], &[1, 2, 1], &device)?;
+/// assert_eq!(functional::local_response_norm(&x, 2, 1.0, 1.0, 1.0)?.to_string(), "\
+/// tensor([[[0.6667],
+///          [0.5714]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the input has fewer than three dimensions, or `size` is 0.
 #[in_call("local_response_norm", &[input])]
@@ -146,6 +193,15 @@ pub fn local_response_norm(input: &Tensor, size: usize, alpha: f64, beta: f64, k
 
 /// Divides by the norm along a dimension, or by `eps` if that is greater (`torch.nn.functional.normalize`, whose defaults are p
 /// 2, dim 1 and eps 1e-12).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[3.0f32, 4.0], &[1, 2], &device)?;
+/// assert_eq!(functional::normalize(&x, 2.0, 1, 1e-12)?.to_string(), "tensor([[0.6000, 0.8000]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[in_call("normalize", &[input])]
 pub fn normalize(input: &Tensor, p: f64, dim: i64, eps: f64) -> Result<Tensor> {
     input.div(&input.vector_norm(p, &[dim], true)?.clamp_min(eps)?)

@@ -48,6 +48,16 @@ pub struct InterpolateOptions<'a> {
 
 /// Returns images (batch, channels, …) of one to three axes in another size (`torch.nn.functional.interpolate`).
 ///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], &[1, 1, 2], &device)?;
+/// let y = functional::interpolate(&x, InterpolateOptions { size: Some(&[4]), ..Default::default() })?;
+/// assert_eq!(y.to_string(), "tensor([[[1., 1., 2., 2.]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the number of axes is not supported, or not by the mode, or if not exactly one of size and
 /// factors is given.
@@ -145,6 +155,17 @@ pub enum GridSamplePadding {
 
 /// Returns images or volumes at the points of a grid (batch, …, axes), whose coordinates are −1 to 1 along each axis, x first
 /// (`torch.nn.functional.grid_sample`).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2], &device)?;
+/// let g = Tensor::from_slice(&[0.0f32, 0.0], &[1, 1, 1, 2], &device)?;
+/// let y = functional::grid_sample(&x, &g, Default::default(), Default::default(), true)?;
+/// assert_eq!(y.to_string(), "tensor([[[[2.5000]]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn grid_sample(
     input: &Tensor,
@@ -160,6 +181,17 @@ pub fn grid_sample(
 
 /// Returns the grid of [`grid_sample`] that moves the positions of an image of a size (batch, channels, …) by matrices (batch, 2,
 /// 3), or (batch, 3, 4) for volumes (`torch.nn.functional.affine_grid`).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let t = Tensor::from_slice(&[1.0f32, 0.0, 0.0, 0.0, 1.0, 0.0], &[1, 2, 3], &device)?;
+/// assert_eq!(functional::affine_grid(&t, &[1, 1, 1, 2], true)?.to_string(), "\
+/// tensor([[[[-1.,  0.],
+///           [ 1.,  0.]]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[in_call("affine_grid", &[theta])]
 pub fn affine_grid(theta: &Tensor, size: impl Sizes, align_corners: bool) -> Result<Tensor> {
     let size = size.sizes();
@@ -217,6 +249,17 @@ impl UnfoldOptions {
 
 /// Returns the windows of images (batch, channels, height, width) as columns (batch, channels · elements of a window, windows)
 /// (`torch.nn.functional.unfold`).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2], &device)?;
+/// assert_eq!(functional::unfold(&x, [1, 2], Default::default())?.to_string(), "\
+/// tensor([[[1., 3.],
+///          [2., 4.]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: UnfoldOptions) -> Result<Tensor> {
     let [dilation, padding, stride] = options.lists();
@@ -224,6 +267,17 @@ pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: UnfoldOptions) -
 }
 
 /// Returns the sum of all windows at each point of images of a size: the transpose of [`unfold`] (`torch.nn.functional.fold`).
+///
+/// ```
+/// # use thalweg_nn::functional::{self, *};
+/// # use thalweg_tensor::Tensor;
+/// # let device = thalweg_runtime::Device::sim(0)?;
+/// let x = Tensor::from_slice(&[1.0f32, 3.0, 2.0, 4.0], &[1, 2, 2], &device)?;
+/// assert_eq!(functional::fold(&x, [2, 2], [1, 2], Default::default())?.to_string(), "\
+/// tensor([[[[1., 2.],
+///           [3., 4.]]]], device='sim:0')");
+/// # Ok::<(), thalweg_runtime::Error>(())
+/// ```
 #[track_caller]
 pub fn fold(
     input: &Tensor,

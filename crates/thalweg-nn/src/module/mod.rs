@@ -263,6 +263,30 @@ pub trait Module {
         Ok(())
     }
 
+    /// Returns a module whose parameters and buffers are copies (`copy.deepcopy`); Rust's `clone` returns one with the same tensors.
+    /// Tied tensors stay tied. Asynchronous.
+    ///
+    /// ```
+    /// # use thalweg_nn::module::{Linear, Module};
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// # let generator = &mut thalweg_tensor::random::Generator::new(0);
+    /// let layer = Linear::new(4, 2, generator, &device)?;
+    /// let copy = layer.deep_clone()?;
+    /// assert!(!copy.weight.shares_storage_with(&layer.weight));
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
+    #[track_caller]
+    fn deep_clone(&self) -> Result<Self>
+    where
+        Self: Sized + Clone,
+    {
+        let copies =
+            state::converted(&|visitor| self.visit(visitor), Location::caller(), &Tensor::deep_clone)?;
+        let mut module = self.clone();
+        walk_mut(&mut module, &mut state::replaced_by(copies));
+        Ok(module)
+    }
+
     /// Returns parameters and buffers by their names. The tensors are those of the module, not copies.
     fn state_dict(&self) -> StateDict {
         state::state_dict(&|visitor| self.visit(visitor))

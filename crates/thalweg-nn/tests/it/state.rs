@@ -5,6 +5,7 @@ use thalweg_nn::functional::ConvOptions;
 use thalweg_nn::module::{
     BatchNorm2d, BatchNormOptions, Conv2d, Dropout, Forward, Linear, Module, ReLU, Sequential, StateDict,
 };
+use thalweg_nn::optim::Ema;
 use thalweg_runtime::{Device, Environment, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
@@ -202,4 +203,35 @@ fn a_tied_weight_is_one_parameter_of_two_names_and_stays_tied() {
     let y = network.decoder.forward(&network.encoder.forward(&x).unwrap()).unwrap();
     y.sum(&[], false).unwrap().backward().unwrap();
     assert!(network.decoder.weight.grad().unwrap().is_same(&network.encoder.weight.grad().unwrap()));
+}
+
+#[test]
+fn a_deep_clone_has_tensors_of_its_own() -> Result<()> {
+    let layer = Linear::new(3, 2, &mut Generator::new(5), &device())?;
+    let copy = layer.deep_clone()?;
+    let before = values(&layer.weight);
+    assert_eq!(values(&copy.weight), before);
+    assert!(copy.weight.requires_grad() && copy.weight.is_leaf());
+    copy.weight.data().fill_(0)?;
+    assert_eq!(values(&layer.weight), before);
+    Ok(())
+}
+
+#[test]
+fn an_average_decays_as_its_formula_says() -> Result<()> {
+    let norm = BatchNorm2d::new(2, BatchNormOptions::default(), &device())?;
+    let ema = Ema::new(&norm, 0.75)?;
+    let (weight, mean) = (norm.parameters()[0].clone(), norm.named_buffers()[0].1.clone());
+    let mut wanted = 1.0;
+    for step in 1_u8..=5 {
+        weight.data().fill_(f64::from(step * step))?;
+        mean.fill_(i64::from(step))?;
+        ema.update(&norm)?;
+        wanted = 0.75 * wanted + 0.25 * f64::from(step * step);
+        assert_eq!(values(&ema.module().parameters()[0]), [wanted; 2]);
+        assert_eq!(values(&ema.module().named_buffers()[0].1), [f64::from(step); 2]);
+    }
+    assert!(!ema.module().parameters()[0].requires_grad());
+    assert!(Ema::new(&norm, 1.5).unwrap_err().is_invalid_argument());
+    Ok(())
 }

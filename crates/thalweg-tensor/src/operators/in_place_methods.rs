@@ -15,6 +15,7 @@ macro_rules! in_place {
             $(#[doc = $doc])+
             ///
             /// In place, and asynchronous. Recorded by autograd as [`Tensor::copy_`] is.
+            #[cfg_attr(any(doc, doctest), doc = $crate::operators::examples::example!($name))]
             ///
             /// # Errors
             /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the result has another shape, or a dtype of a higher
@@ -101,6 +102,15 @@ in_place! {
 impl Tensor {
     /// Sets every element to a number, in place. Asynchronous.
     ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+    /// x.fill_(7)?;
+    /// assert_eq!(x.to_string(), "tensor([7., 7.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the dtype
     /// cannot represent the number.
@@ -115,6 +125,15 @@ impl Tensor {
     }
 
     /// Sets every element to 0, in place. Asynchronous.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+    /// x.zero_()?;
+    /// assert_eq!(x.to_string(), "tensor([0., 0.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[track_caller]
     pub fn zero_(&self) -> Result<()> {
         self.fill_(0)

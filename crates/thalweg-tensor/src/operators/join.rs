@@ -223,6 +223,15 @@ impl Tensor {
     /// Concatenates tensors along a dimension (`torch.cat`): they agree in all others, or are empty with one dimension. The
     /// dtypes are promoted. Asynchronous.
     ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+    /// let y = Tensor::from_values([3.0f32], &device)?;
+    /// assert_eq!(Tensor::cat(&[x, y], 0)?.to_string(), "tensor([1., 2., 3.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the list is empty, the shapes do not fit, or the dimension is out of range.
     #[track_caller]
@@ -232,6 +241,17 @@ impl Tensor {
     }
 
     /// Stacks tensors of one shape along a new dimension (`torch.stack`). Asynchronous.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+    /// let y = Tensor::from_values([3.0f32, 4.0], &device)?;
+    /// assert_eq!(Tensor::stack(&[x, y], 0)?.to_string(), "\
+    /// tensor([[1., 2.],
+    ///         [3., 4.]], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the list is empty, the shapes differ, or the dimension is out of range.

@@ -28,6 +28,7 @@ macro_rules! methods {
             $(#[doc = $doc])+
             ///
             /// An elementwise operator: the inputs are broadcast against each other. Asynchronous.
+            #[cfg_attr(any(doc, doctest), doc = $crate::operators::examples::example!($name))]
             #[track_caller]
             pub fn $name(&self $(, $other: &Tensor)* $($(, $number: impl Into<Scalar>)+)?) -> Result<Tensor> {
                 call(
@@ -47,6 +48,14 @@ thalweg_ops::elementwise_operators!(methods);
 
 impl Tensor {
     /// Returns the Gaussian error linear unit with the tanh approximation of Φ: `gelu` with `approximate='tanh'`. Asynchronous.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([-1.0f32, 0.0, 1.0], &device)?;
+    /// assert_eq!(x.gelu_tanh()?.to_string(), "tensor([-0.1588,  0.0000,  0.8412], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[track_caller]
     pub fn gelu_tanh(&self) -> Result<Self> {
         call(built_in!("gelu")?, &[self.into(), "tanh".into()], None, Location::caller())
@@ -55,6 +64,14 @@ impl Tensor {
     // ---- Creation and conversion ----------------------------------------------------------------------------------
 
     /// Returns a tensor with one value everywhere (`torch.full`). For `Bool`, the elements are true if the value is not 0.
+    ///
+    /// ```
+    /// # use thalweg_ir::DType;
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// assert_eq!(Tensor::full(&[2], 7, DType::F32, &device)?.to_string(), "tensor([7., 7.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the value is beyond the range of the dtype.
@@ -65,18 +82,42 @@ impl Tensor {
     }
 
     /// Returns a tensor of zeros.
+    ///
+    /// ```
+    /// # use thalweg_ir::DType;
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// assert_eq!(Tensor::zeros(&[2], DType::F32, &device)?.to_string(), "tensor([0., 0.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         Self::full(shape, 0.0, dtype, device)
     }
 
     /// Returns a tensor of ones.
+    ///
+    /// ```
+    /// # use thalweg_ir::DType;
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// assert_eq!(Tensor::ones(&[2], DType::F32, &device)?.to_string(), "tensor([1., 1.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[track_caller]
     pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         Self::full(shape, 1.0, dtype, device)
     }
 
     /// Returns `count` numbers from `start` on, at distance `step`.
+    ///
+    /// ```
+    /// # use thalweg_ir::DType;
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// assert_eq!(Tensor::arange(3, 1, 2, DType::I64, &device)?.to_string(), "tensor([1, 3, 5], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[track_caller]
     pub fn arange(
         count: usize,
@@ -93,6 +134,15 @@ impl Tensor {
 
     /// Returns the elements in another dtype, in the order of dimensions that the tensor has in memory; the tensor itself if it has that
     /// dtype.
+    ///
+    /// ```
+    /// # use thalweg_ir::DType;
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.5f32, 2.0], &device)?;
+    /// assert_eq!(x.to_dtype(DType::I64)?.to_string(), "tensor([1, 2], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
         if dtype == self.dtype() {
@@ -115,6 +165,14 @@ impl Tensor {
     }
 
     /// Returns the elements row-major without gaps; the tensor itself if they already are.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], &device)?;
+    /// assert!(x.t()?.contiguous()?.is_contiguous());
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[track_caller]
     pub fn contiguous(&self) -> Result<Self> {
         if self.is_contiguous() {
@@ -137,6 +195,16 @@ impl Tensor {
     /// Overwrites the elements, in place, with those of another tensor, which is broadcast and converted, and moved from another
     /// device as [`to_device`](Self::to_device) does. Recorded by autograd: gradients flow to the source, and to the elements of
     /// this tensor, or of its base, that are not overwritten. Asynchronous.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([1.0f32, 2.0], &device)?;
+    /// let y = Tensor::from_values([3.0f32, 4.0], &device)?;
+    /// x.copy_(&y)?;
+    /// assert_eq!(x.to_string(), "tensor([3., 4.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] outside `no_grad` if this is a leaf that requires a gradient, or a view of one; if several
@@ -169,6 +237,17 @@ impl Tensor {
     /// indices of that time. An index out of range writes nothing; if indices are equal, it is unspecified which slice is
     /// written. Recorded by autograd like [`Tensor::copy_`]; the gradient of a slice whose index is out of range is NaN.
     /// Asynchronous.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_values([0.0f32, 0.0, 0.0], &device)?;
+    /// let i = Tensor::from_values([0i64, 2], &device)?;
+    /// let y = Tensor::from_values([1.0f32, 2.0], &device)?;
+    /// x.index_copy_(0, &i, &y)?;
+    /// assert_eq!(x.to_string(), "tensor([1., 0., 2.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("index_copy_", &[self, index, source])]
     pub fn index_copy_(&self, dimension: i64, index: &Self, source: &Self) -> Result<()> {
         self.check_writable()?;
@@ -214,6 +293,14 @@ impl Tensor {
     }
 
     /// Returns the sum over the dimensions that broadcasting added or repeated: the gradient of `expand`.
+    ///
+    /// ```
+    /// # use thalweg_tensor::Tensor;
+    /// # let device = thalweg_runtime::Device::sim(0)?;
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], &device)?;
+    /// assert_eq!(x.sum_to_shape(&[2])?.to_string(), "tensor([4., 6.], device='sim:0')");
+    /// # Ok::<(), thalweg_runtime::Error>(())
+    /// ```
     #[in_call("sum_to_shape", &[self])]
     pub fn sum_to_shape(&self, shape: &[usize]) -> Result<Self> {
         if self.shape() == shape {

@@ -40,6 +40,8 @@ mod distance;
 mod eigenvalues;
 mod einsum;
 mod embedding;
+#[cfg(any(doc, doctest))]
+mod examples;
 mod factories;
 mod fft;
 mod fft_library;
@@ -141,6 +143,7 @@ macro_rules! method {
             $(#[doc = $doc])+
             ///
             #[doc = $crate::operators::method!(@timing $($results)*)]
+            #[cfg_attr(any(doc, doctest), doc = $crate::operators::examples::example!($name))]
             #[track_caller]
             #[allow(clippy::too_many_arguments)] // as many as PyTorch's
             pub fn $name($(&$this,)? $($parameter: $crate::operators::parameter!($kind)),*)

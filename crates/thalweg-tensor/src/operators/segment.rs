@@ -14,7 +14,7 @@ operators! {
     /// Returns the sums, means, products, greatest or least elements of consecutive segments along `axis`, given by their
     /// `lengths` or `offsets`, which have the dimensions before the axis. Without `unsafe` the host reads the lengths.
     "segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None, Tensor? offsets=None, int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor"
-        fn segment_reduce(reduce: str)
+        fn segment_reduce(reduce: str, lengths: optional_tensor)
         = Composite(segment_reduce);
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use thalweg::memory_tools::report::LOOK;
+
 use super::chart;
 use super::report::{Report, Section, Table};
 
@@ -23,7 +25,7 @@ pub fn html(report: &Report) -> String {
     let device = escaped(&format!("{} ({})", report.device, report.model));
     let _ = writeln!(
         out,
-        "<title>Graph study on {device}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>"
+        "<title>Graph study on {device}</title>\n<style>\n{LOOK}{STYLE}</style>\n</head>\n<body>\n<main>"
     );
     write_head(&mut out, &device, report);
     for (number, section) in report.sections.iter().enumerate() {

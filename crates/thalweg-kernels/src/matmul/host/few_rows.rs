@@ -65,11 +65,6 @@ pub(super) fn product(matmul: &Matmul, [left, right]: [Factor<'_>; 2], d: &mut [
     share(jobs.collect());
 }
 
-/// Returns [`ROWS`] rows of a factor, beginning at `first`; rows beyond the end are replaced with the last.
-fn lines<'e>(factor: Factor<'e>, first: usize, end: usize, terms: usize) -> [&'e [f32]; ROWS] {
-    std::array::from_fn(|at| &factor.elements[(first + at).min(end - 1) * factor.step..][..terms])
-}
-
 /// The factors with which a sum is written into the result.
 #[derive(Clone, Copy)]
 struct Write {
@@ -98,7 +93,7 @@ fn transposed(
     mut d: Vec<&mut [f32]>,
 ) {
     for first in part.clone().step_by(ROWS) {
-        let lines = lines(right, first, part.end, terms);
+        let lines = right.lines(first, part.end, terms);
         let places = first - part.start..(first + ROWS).min(part.end) - part.start;
         for (rows, panel) in d.chunks_mut(COLUMNS).zip(left.chunks_exact(terms)) {
             let sums = product_of_rows(lines, panel);
@@ -128,7 +123,7 @@ fn by_columns(
         right.pack_right(&mut panel, columns.clone(), &(0..terms));
         let places = first - part.start..columns.end - part.start;
         for (group, rows) in d.chunks_mut(ROWS).enumerate() {
-            let sums = product_of_rows(lines(left, group * ROWS, count, terms), &panel);
+            let sums = product_of_rows(left.lines(group * ROWS, count, terms), &panel);
             for (d, sums) in rows.iter_mut().zip(&sums) {
                 d[places.clone()].iter_mut().zip(sums).for_each(|(place, &sum)| write.write(place, sum));
             }

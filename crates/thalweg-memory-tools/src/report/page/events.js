@@ -106,7 +106,7 @@ class EventList {
       const row = element("tr", event === page.moment - 1 ? "now" : "",
         ...[countText(event), time, ...texts].map((text) => element("td", "", text)));
       const at = event;
-      row.addEventListener("click", () => {
+      onChoice(row, () => {
         page.setMoment(at + 1);
         page.keep(this.events.owner(at));
       });
@@ -129,7 +129,7 @@ function showStages(page) {
       bytesText(stage.own), bytesText(stage.reserved)];
     const row = element("tr", "", ...cells.map((text) => element("td", "", text)));
     row.title = "show its peak";
-    row.addEventListener("click", () => page.setMoment(stage.position));
+    onChoice(row, () => page.setMoment(stage.position));
     return row;
   }));
 }

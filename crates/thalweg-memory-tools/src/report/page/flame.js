@@ -13,10 +13,13 @@ class Flame {
     /** The frames from the outermost to the one that is as wide as the picture. */
     this.path = [];
     this.spots = [];
+    /** The number of the frame that the keyboard has chosen. */
+    this.chosen = -1;
     byId("flame-panel").addEventListener("toggle", () => this.draw());
     this.box.addEventListener("pointermove", (event) => this.point(event));
     this.box.addEventListener("pointerleave", () => page.tip.hide());
     this.box.addEventListener("click", (event) => this.choose(event));
+    this.box.addEventListener("keydown", (event) => this.onKey(event));
     byId("flame-all").addEventListener("click", () => {
       this.path = [];
       this.draw();
@@ -101,10 +104,14 @@ class Flame {
     pen.scale(scale, scale);
     pen.font = "12px system-ui, sans-serif";
     pen.textBaseline = "middle";
-    for (const { node, x, width: wide, depth } of this.spots) {
+    for (const [number, { node, x, width: wide, depth }] of this.spots.entries()) {
       const top = depth * FLAME_ROW;
       pen.fillStyle = css(this.colour(node), 1);
       pen.fillRect(x, top, Math.max(1, wide - 1), FLAME_ROW - 1);
+      if (number === this.chosen) {
+        pen.strokeStyle = css(theme.ink);
+        pen.strokeRect(x + 1, top + 1, Math.max(1, wide - 3), FLAME_ROW - 3);
+      }
       if (wide < 28) continue;
       pen.fillStyle = css(theme.ink);
       pen.save();
@@ -122,6 +129,37 @@ class Flame {
     if (node.frame < 0) return theme.free;
     const hue = HUES[node.frame % HUES.length];
     return mix(hue, theme.ground, stacks.tells[node.frame] === 1 ? 0.45 : 0.75);
+  }
+
+  /** Moves the chosen frame by the arrows, and looks closer at it. */
+  onKey(event) {
+    const { spots } = this;
+    const now = spots[this.chosen] ?? spots[0];
+    if (!now) return;
+    const beside = spots.filter((spot) => spot.depth === now.depth);
+    const middle = now.x + now.width / 2;
+    const above = (spot) => spot.depth === now.depth - 1 && middle >= spot.x && middle < spot.x + spot.width;
+    const below = (spot) => spot.depth === now.depth + 1 && spot.x >= now.x && spot.x < now.x + now.width;
+    const targets = {
+      ArrowLeft: () => beside[beside.indexOf(now) - 1],
+      ArrowRight: () => beside[beside.indexOf(now) + 1],
+      ArrowUp: () => spots.find(above),
+      ArrowDown: () => spots.find(below),
+      Enter: () => now,
+    };
+    if (!targets[event.key]) return;
+    event.preventDefault();
+    const next = targets[event.key]() ?? now;
+    if (event.key === "Enter") {
+      this.path = next.path;
+      this.draw();
+    }
+    this.chosen = Math.max(0, this.spots.findIndex((spot) => spot.node.frame === next.node.frame && spot.depth === next.depth
+      && (event.key === "Enter" || spot.x === next.x)));
+    this.draw();
+    const chosen = this.spots[this.chosen];
+    const share = this.total > 0 ? chosen.node.bytes / this.total : 0;
+    byId("flame-note").textContent = `${this.name(chosen.node)}: ${bytesText(chosen.node.bytes)}, ${shareText(share)}`;
   }
 
   spotAt(event) {

@@ -33,6 +33,17 @@ function durationText(microseconds) {
   return `${Math.floor(value / 60e6)} min ${Math.round((value % 60e6) / 1e6)} s`;
 }
 
+/** Lets a click on a row, and Enter or a space while it has the focus, do something. */
+function onChoice(row, act) {
+  row.tabIndex = 0;
+  row.addEventListener("click", act);
+  row.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    act();
+  });
+}
+
 /** An element with a class and content: texts and elements. Texts never become markup. */
 function element(tag, className, ...content) {
   const made = document.createElement(tag);
