@@ -137,3 +137,55 @@ def test_the_whole_range_of_int64_is_drawn():
     assert abs(negative - 2 ** 63 / (2 ** 63 + 2 ** 62 + 2 ** 60)) < 0.05
     assert abs((x < low // 2).sum().item() / (x < 0).sum().item() - 0.5) < 0.06
     assert x.max().item() < 2 ** 62 + 2 ** 60 and th.empty(5, dtype=th.int64).random_(low, high).unique().numel() == 5
+
+
+def test_integers_of_64_bits_without_a_sign_are_operands():
+    x = th.arange(3)
+    golden = 0x9E3779B97F4A7C15
+    assert (x ^ golden).tolist() == [golden - 2**64, golden - 2**64 - 1, golden - 2**64 + 2]
+    assert (x & 0xFFFFFFFFFFFFFFFF).tolist() == [0, 1, 2] and (2**63 + x).tolist() == [2**63 - 2**64 + n for n in range(3)]
+    assert (x == 2**63).tolist() == [False] * 3 and (x.float() < 2**63).tolist() == [True] * 3
+    close((x / 2**63 * 2.0**63).tolist(), [0.0, 1.0, 2.0])
+    close((2**63 / (x + 1)).tolist(), [2.0**63 / n for n in (1, 2, 3)])
+    assert (x.double() * 2**63).tolist() == [0.0, 2.0**63, 2.0**64]
+    x *= 2**63 + 1
+    assert x.tolist() == [0, 2**63 + 1 - 2**64, 2]
+    for call in (lambda: x == 2**64, lambda: x != -2**63 - 1, lambda: x < 2**70, lambda: 2**64 * x):
+        with raises(OverflowError):
+            call()
+
+
+def test_numbers_are_shifted_by_tensors():
+    x = th.arange(4, dtype=th.uint8)
+    assert (3 << x).tolist() == [3, 6, 12, 24] and (12 >> x).tolist() == [12, 6, 3, 1] and (1 << x).dtype == th.uint8
+    with raises(NotImplementedError):
+        2.5 << x
+    with raises(NotImplementedError):
+        th.bitwise_left_shift(2.5, x)
+
+
+def test_assigned_numbers_are_converted_as_elements_are():
+    for index in (slice(None), 0, th.tensor([0]), th.tensor([True, True, True])):
+        x = th.zeros(3, dtype=th.float16)
+        x[index] = -1e9
+        assert x[0].item() == -math.inf
+    assert (1e40 % th.tensor([1.0])).isnan().all()
+    with raises(RuntimeError, "without overflow"):
+        th.zeros(3, dtype=th.uint8)[0] = 300
+
+
+def test_a_view_of_all_elements_has_a_state_of_its_own():
+    x = th.ones(2, 3)
+    x[...].t_()
+    x[...].requires_grad_()
+    x[()].unsqueeze_(0)
+    assert x.shape == (2, 3) and not x.requires_grad and x[...] is not x
+    assert x.flatten(0, 0) is x and x.flatten() is not x
+    with raises(RuntimeError, "own gradient"):
+        x.grad = x
+
+
+def test_matrices_without_dimensions_are_transposed():
+    assert th.tensor(2.0).mT.item() == 2.0
+    with raises(RuntimeError, "1-D tensor"):
+        th.ones(1).mT

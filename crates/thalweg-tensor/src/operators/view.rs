@@ -512,6 +512,9 @@ fn flatten(call: &Call<'_>) -> Result<Tensor> {
     if x.rank() == 0 {
         return x.reshape(&[1]);
     }
+    if start == end {
+        return Ok(x.clone());
+    }
     let (shape, merged) = (x.shape(), x.shape()[start..=end].iter().product());
     let shape: Shape =
         shape[..start].iter().copied().chain([merged]).chain(shape[end + 1..].iter().copied()).collect();

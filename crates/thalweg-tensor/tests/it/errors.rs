@@ -249,3 +249,11 @@ fn text_of_a_tensor_leaves_a_capture_alone() -> Result<()> {
     assert_eq!(text.1.to_vec::<f64>()?, x.mul_scalar(2.0)?.to_vec::<f64>()?);
     Ok(())
 }
+
+#[test]
+fn a_fill_that_is_refused_is_named_as_such() {
+    let leaf = Tensor::zeros(&[2], DType::F32, &device()).unwrap().requires_grad_().unwrap();
+    let error = leaf.fill_(1.0).unwrap_err();
+    assert!(error.to_string().starts_with("fill_([2] float32"), "{error}");
+    assert_eq!(error.location().map(|location| location.file()), Some(file!()));
+}
