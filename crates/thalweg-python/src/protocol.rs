@@ -6,7 +6,7 @@ use pyo3::basic::CompareOp;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyComplex, PyFloat, PyInt, PyNotImplemented};
-use thalweg::{DType, Device, Tensor};
+use thalweg::{DType, Device, Scalar, Tensor, c128};
 
 use crate::call::Passed;
 use crate::convert::{filled, number_beside, number_object, read_complex, read_scalar, tensor_of};
@@ -29,7 +29,12 @@ fn number_on(
         let part = |part: f64| Tensor::full(&[], part, dtype.real(), device);
         return run(py, || part(number.re)?.complex(&part(number.im)?)).map(Some);
     }
-    let Some(number) = read_scalar(value, false)? else { return Ok(None) };
+    let is_true = |number: c128| number.re != 0.0 || number.im != 0.0;
+    let number = match read_complex(value).filter(|_| dtype == DType::Bool) {
+        Some(number) => Some(Scalar::Bool(is_true(number))),
+        None => read_scalar(value, false)?,
+    };
+    let Some(number) = number else { return Ok(None) };
     run(py, || filled(number, dtype, device)).map(Some)
 }
 

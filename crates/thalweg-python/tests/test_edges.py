@@ -166,9 +166,13 @@ def test_numbers_are_shifted_by_tensors():
 
 def test_assigned_numbers_are_converted_as_elements_are():
     for index in (slice(None), 0, th.tensor([0]), th.tensor([True, True, True])):
-        x = th.zeros(3, dtype=th.float16)
-        x[index] = -1e9
-        assert x[0].item() == -math.inf
+        x, truth = th.zeros(3, dtype=th.float16), th.zeros(3, dtype=th.bool)
+        for number, expected in ((-1e9, -math.inf), (2**40, math.inf)):
+            x[index] = number
+            assert x[0].item() == expected
+        for number in (1j, 0j):
+            truth[index] = number
+            assert truth[0].item() is bool(number)
     assert (1e40 % th.tensor([1.0])).isnan().all()
     with raises(RuntimeError, "without overflow"):
         th.zeros(3, dtype=th.uint8)[0] = 300
@@ -189,3 +193,12 @@ def test_matrices_without_dimensions_are_transposed():
     assert th.tensor(2.0).mT.item() == 2.0
     with raises(RuntimeError, "1-D tensor"):
         th.ones(1).mT
+
+
+def test_distances_of_exactly_the_margin_have_no_gradient():
+    x = th.tensor([[0.25, -0.75, 1.0]], dtype=th.float64, requires_grad=True)
+    th.nn.functional.multi_margin_loss(x, th.tensor([0])).backward()
+    close(x.grad, [[-1 / 3, 0.0, 1 / 3]])
+    x.grad = None
+    th.nn.functional.multilabel_margin_loss(x, th.tensor([[0, -1, 1]])).backward()
+    close(x.grad, [[-1 / 3, 0.0, 1 / 3]])

@@ -299,6 +299,9 @@ fn sum(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Res
 
 /// Returns ln Σ eᶻ of complex numbers. The shift by the greatest real part changes no result, so no gradient flows through it.
 fn logarithm_of_complex_sum(z: &Tensor, dim: &[i64], keepdim: bool) -> Result<Tensor> {
+    if z.elements() == 0 {
+        return z.sum(dim, keepdim)?.log();
+    }
     let shift = z.detach().real()?.amax(dim, true)?;
     let shift = shift.isfinite()?.select_where(&shift, &shift.zeros_like()?)?;
     let sum = z.sub(&shift)?.exp()?.sum(dim, keepdim)?.log()?;
