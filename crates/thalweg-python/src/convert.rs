@@ -157,9 +157,7 @@ pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<S
 /// it is infinite.
 pub fn filled(number: Scalar, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
     match Tensor::full(&[], number, dtype, device) {
-        Err(_) if dtype.is_floating_point() => {
-            Tensor::full(&[], number, DType::F64, device)?.to_dtype(dtype)
-        }
+        Err(_) if dtype.is_floating_point() => Tensor::full(&[], number, DType::F64, device)?.to_dtype(dtype),
         filled => filled,
     }
 }

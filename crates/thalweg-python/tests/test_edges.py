@@ -202,3 +202,22 @@ def test_distances_of_exactly_the_margin_have_no_gradient():
     x.grad = None
     th.nn.functional.multilabel_margin_loss(x, th.tensor([[0, -1, 1]])).backward()
     close(x.grad, [[-1 / 3, 0.0, 1 / 3]])
+
+
+def test_ignored_classes_have_no_gradient():
+    nll, shape = th.nn.functional.nll_loss, (2, 3, 2)
+    for ignored in (0, 2, -100):
+        x = th.ones(shape, dtype=th.float64, requires_grad=True)
+        loss = nll(x, th.full((2, 2), ignored), ignore_index=ignored)
+        gradient, = th.autograd.grad(loss, x, create_graph=True)
+        loss.backward()
+        assert math.isnan(loss.item()) and (x.grad == 0).all() and (gradient == 0).all()
+        x.grad = None
+        nll(x, th.tensor([[1, ignored], [ignored, 1]]), ignore_index=ignored).backward()
+        assert x.grad.flatten().nonzero().flatten().tolist() == [2, 9] and x.grad[0, 1, 0].item() == -0.5
+
+
+def test_gradients_are_clipped_to_nothing():
+    x = th.ones(2, requires_grad=True)
+    x.grad = th.tensor([3.0, 4.0])
+    assert th.nn.utils.clip_grad_norm_([x], 0.0).item() == 5.0 and x.grad.tolist() == [0.0, 0.0]

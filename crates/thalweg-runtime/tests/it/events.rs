@@ -70,6 +70,7 @@ fn elapsed_time_needs_timing_and_records() {
     let says = |result: thalweg_runtime::Result<f32>, words: &str| {
         let error = result.unwrap_err();
         assert!(error.is_invalid_argument() && error.to_string().contains(words), "{error}");
+        assert_eq!(error.location().map(|location| location.file()), Some(file!()), "{error}");
     };
     says(start.elapsed_ms(&end), "recorded");
     start.record(&stream).unwrap();
