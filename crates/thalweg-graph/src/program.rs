@@ -9,6 +9,7 @@ use crate::arena::{Interval, offsets};
 use crate::grouping::{Apart, grouped, live};
 use crate::loops::Loop;
 use crate::machine::Machine;
+use crate::parts::divided;
 use crate::segment::{Lifetime, Operand, Segment, Touched};
 use crate::twins::join_twins;
 
@@ -62,7 +63,32 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         joined = changed;
         segment = &joined;
     }
-    let (loops, apart) = grouped(segment, live, machine);
+    let divided = divided(segment, &live);
+    let (mut loops, mut apart) = grouped(segment, live, machine);
+    let parts;
+    if let Some(mut found) = divided {
+        let (mut others, mut others_apart) =
+            grouped(&found.segment, std::mem::take(&mut found.live), machine);
+        eprintln!(
+            "DBG {} {} vs {} {}; {:?}",
+            others.len(),
+            cost(&others),
+            loops.len(),
+            cost(&loops),
+            others_apart
+        );
+        if cost(&others) < cost(&loops) {
+            let whole = |number: &mut u32| *number = found.origins[*number as usize];
+            others.iter_mut().for_each(|of| of.rename(whole));
+            others_apart
+                .iter_mut()
+                .for_each(|apart| [&mut apart.first, &mut apart.second].into_iter().for_each(whole));
+            (loops, apart) = (others, others_apart);
+            apart.dedup();
+            parts = found.segment;
+            segment = &parts;
+        }
+    }
     let lives = |lifetime: Lifetime| {
         let is_touched =
             |memory: &u32| loops.iter().any(|of| of.touched.iter().any(|touched| touched.memory == *memory));
@@ -82,7 +108,7 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         .collect();
     let (placed, arena_bytes) =
         offsets(&intervals, |former, next| writes_over(&loops[next.first], former, next));
-    let bytes = |touched: &[Touched]| touched.iter().map(|touched| touched.end - touched.start).sum::<u64>();
+    let bytes = |touched: &[Touched]| touched.iter().map(|touched| touched.bytes).sum::<u64>();
     let traffic_bytes = [
         segment.nodes.iter().map(|node| bytes(&node.touched())).sum(),
         loops.iter().map(|of| bytes(&of.touched)).sum(),
@@ -96,6 +122,15 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         twins,
         traffic_bytes,
     }
+}
+
+/// The bytes that a GPU moves in the time of a launch.
+const BYTES_OF_A_LAUNCH: u64 = 4 << 20;
+
+/// Returns the cost of loops, in bytes that are moved.
+fn cost(loops: &[Loop]) -> u64 {
+    loops.iter().flat_map(|of| &of.touched).map(|touched| touched.bytes).sum::<u64>()
+        + BYTES_OF_A_LAUNCH * loops.len() as u64
 }
 
 /// Returns whether two nodes have one body and read the same.

@@ -20,6 +20,10 @@ const MOST_LOOPS: usize = 64;
 /// The most loops that wait to compute something again.
 const MOST_AGAIN: usize = 512;
 
+/// The most memory that loops hold while other commands are queued, by that of their results. More than once, since the gradients of
+/// several products that are added to one may then wait for the loop that adds them all.
+const MOST_MEMORY: i64 = 2;
+
 /// The first element of an operand: a storage, and an offset in bytes.
 pub(crate) type Place = (Arc<Storage>, u64);
 
@@ -191,18 +195,20 @@ impl Window {
         self.waiters().stream.as_ref().is_some_and(|own| own != stream)
     }
 
-    /// Takes the loops that must run before the address of a storage is read.
+    /// Takes the loops that must run before the address of a storage is read. If they compute again what was forgotten, loops of other
+    /// families that read the same are taken with them, so that it is read once.
     pub(super) fn take_before_reading(&self, storage: &Storage) -> Taken {
         let mut waiters = self.waiters();
         let Some(&memory) = waiters.places.get(&std::ptr::from_ref(storage).addr()) else {
             return Taken::default();
         };
-        let family = waiters.family(memory);
-        waiters.take(|other| other == family)
+        let mut families = waiters.siblings(waiters.family(memory));
+        families.push(waiters.family(memory));
+        waiters.take(|family| families.contains(&family))
     }
 
-    /// Takes the loops that must run before a command that touches this memory, and those that would need more memory while they wait
-    /// than their results. Returns them, and the number of loops that wait on and did not before.
+    /// Takes the loops that must run before a command that touches this memory, and those that would need too much memory while they
+    /// wait. Returns them, and the number of loops that wait on and did not before.
     pub(super) fn take_before_command(
         &self,
         is_of_stream: impl FnOnce(&Stream) -> bool,
@@ -308,6 +314,12 @@ impl Waiters {
         }
     }
 
+    /// Returns the families of loops that read what loops of a family read to compute something again.
+    fn siblings(&self, family: u32) -> SmallVec<[u32; 8]> {
+        let is_read_by_both = |used: &Used| used.readers.iter().any(|&reader| self.family(reader) == family);
+        self.all().filter(|(_, used)| is_read_by_both(used)).map(|(memory, _)| self.family(memory)).collect()
+    }
+
     /// Returns the families of loops that a command could affect or be affected by.
     fn touched(&self, accesses: &[Access]) -> SmallVec<[u32; 8]> {
         let mut families = SmallVec::new();
@@ -327,14 +339,16 @@ impl Waiters {
         families
     }
 
-    /// Returns the families that hold more bytes that nothing else holds than their results have.
+    /// Returns the families that hold more than [`MOST_MEMORY`] times the bytes of their results that nothing else holds.
     fn greedy(&self) -> impl Iterator<Item = u32> {
         let mut needs: SmallVec<[(u32, i64); 16]> = SmallVec::new();
         for (memory, used) in self.all() {
             let need = match &used.known {
                 Known::Existing { holder: Some(holder), bytes, .. } if holder.is_alone() => *bytes as i64,
                 Known::Existing { .. } => continue,
-                Known::Pending { storage, bytes } if storage.strong_count() > 0 => -(*bytes as i64),
+                Known::Pending { storage, bytes } if storage.strong_count() > 0 => {
+                    -MOST_MEMORY * *bytes as i64
+                }
                 Known::Pending { .. } => continue,
             };
             let family = self.family(used.readers.first().copied().unwrap_or(memory));
