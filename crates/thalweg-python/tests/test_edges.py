@@ -221,3 +221,17 @@ def test_gradients_are_clipped_to_nothing():
     x = th.ones(2, requires_grad=True)
     x.grad = th.tensor([3.0, 4.0])
     assert th.nn.utils.clip_grad_norm_([x], 0.0).item() == 5.0 and x.grad.tolist() == [0.0, 0.0]
+
+
+def test_views_without_elements_begin_anywhere():
+    x = th.zeros(2, 0)
+    assert x.as_strided([0], [1], 5).shape == (0,) and th.zeros(2).as_strided([1, 0], [1, 1], 5).storage_offset() == 5
+    with raises(RuntimeError, "out of bounds"):
+        x.as_strided([0], [1], 2**62)
+
+    @th.compile(mode="reduce-overhead")
+    def parts(x):
+        return x[1], x[:, 1:], x.unbind()[-1], x + 1
+
+    for _ in range(4):
+        assert [tuple(part.shape) for part in parts(th.zeros(2, 0))] == [(0,), (2, 0), (0,), (2, 0)]
