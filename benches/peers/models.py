@@ -23,6 +23,7 @@ parser.add_argument("--compile", action="store_true")
 parser.add_argument("--mode", default=None, help="the mode of torch.compile")
 parser.add_argument("--device", default="cuda", help="`sim` for the simulated GPU")
 parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--warm", type=int, default=24, help="steps before those that are timed")
 parser.add_argument("--batch", type=float, default=1.0, help="a factor of the batch")
 parser.add_argument("--trace", default=None, help="a folder for Chrome traces of two steps")
 options = parser.parse_args()
@@ -521,7 +522,7 @@ def main():
             loss = step()
             torch.cuda.synchronize()
             row["first_s"] = round(time.perf_counter() - start, 3)
-            for _ in range(4):
+            for _ in range(options.warm):
                 step()
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()

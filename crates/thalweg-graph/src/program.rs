@@ -69,14 +69,6 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
     if let Some(mut found) = divided {
         let (mut others, mut others_apart) =
             grouped(&found.segment, std::mem::take(&mut found.live), machine);
-        eprintln!(
-            "DBG {} {} vs {} {}; {:?}",
-            others.len(),
-            cost(&others),
-            loops.len(),
-            cost(&loops),
-            others_apart
-        );
         if cost(&others) < cost(&loops) {
             let whole = |number: &mut u32| *number = found.origins[*number as usize];
             others.iter_mut().for_each(|of| of.rename(whole));
@@ -196,7 +188,9 @@ impl fmt::Display for Described<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { program, names } = self;
         let [before, after] = program.traffic_bytes;
-        let computed: usize = program.steps.iter().map(|step| step.members.len()).sum();
+        // A loop that is divided may be a member of several steps.
+        let is_computed = |node: &u32| program.steps.iter().any(|step| step.members.contains(node));
+        let computed = (0..names.len() as u32).filter(is_computed).count();
         writeln!(
             f,
             "{} loops as {} kernels, {before} bytes moved as {after}, arena {} bytes",

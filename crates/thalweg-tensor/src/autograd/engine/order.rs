@@ -118,13 +118,10 @@ impl Pass {
         self.late.nodes.push(RetainedNode { node: Arc::clone(node), gradients, asked: later });
     }
 
-    /// Returns whether the products that wait must run before a node: loops may run before them, and so may a product whose gradient meets
-    /// theirs.
+    /// Returns whether the products that wait must run before a node: before a product whose gradient does not meet theirs.
     pub(super) fn ends_delay(&self, node: &Node) -> bool {
-        let waits = node.is_accumulator()
-            || node.function.is_of_loops()
-            || self.later(node).is_some_and(|later| self.meeting(node, &later) == self.late.meeting);
-        !self.late.nodes.is_empty() && !waits
+        let meets = || self.later(node).is_some_and(|later| self.meeting(node, &later) == self.late.meeting);
+        !self.late.nodes.is_empty() && node.function.is_of_products() && !meets()
     }
 
     /// Runs the products that wait, in the order in which they began. Returns whether there were any.
