@@ -95,7 +95,7 @@ fn elapsed_time_is_of_one_device() {
     start.record(&devices[0].default_stream()).unwrap();
     end.record(&devices[1].default_stream()).unwrap();
     let error = start.elapsed_ms(&end).unwrap_err();
-    assert_eq!(error.to_string(), "the end event is on sim:1, expected sim:0");
+    assert!(error.to_string().starts_with("the end event is on sim:1, expected sim:0"), "{error}");
 }
 
 #[test]
