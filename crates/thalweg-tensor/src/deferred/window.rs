@@ -1,5 +1,6 @@
 //! [`Window`]: the loops of a thread that wait, with their operands.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -112,8 +113,16 @@ struct Waiters {
     unused: Vec<u32>,
     /// The number of each storage's memory, by the storage's address.
     places: FxHashMap<usize, u32>,
+    /// The memory that exists, by its start and number, with its end.
+    ranges: BTreeMap<(u64, u32), u64>,
+    /// The most bytes of such a memory so far.
+    longest: u64,
     /// The number of loops that compute something again.
     again: usize,
+    /// The number of loops, which are the last ones, that have not waited while a command of another kind was queued.
+    fresh: usize,
+    /// The number of commands before which nothing but such loops waited.
+    commands: u32,
 }
 
 /// The loops of a thread that wait.
@@ -219,14 +228,16 @@ impl Window {
             return (waiters.take(|_| true), 0);
         }
         let mut families = waiters.touched(accesses);
-        families.extend(waiters.greedy());
+        if waiters.looks_for_greedy() {
+            families.extend(waiters.greedy());
+        }
         let taken = match families.is_empty() {
             true => Taken::default(),
             false => waiters.take(|family| families.contains(&family)),
         };
-        let waiting = waiters.loops.iter_mut().filter(|waiting| !waiting.has_let_pass);
-        let passed = waiting.map(|waiting| waiting.has_let_pass = true).count() as u64;
-        (taken, passed)
+        let passed = std::mem::take(&mut waiters.fresh);
+        waiters.loops.iter_mut().rev().take(passed).for_each(|waiting| waiting.has_let_pass = true);
+        (taken, passed as u64)
     }
 }
 
@@ -244,6 +255,7 @@ impl Waiters {
         let waiting = Waiting { launch, numbers, label, inputs, outputs, has_let_pass: false, is_again };
         self.unite(&waiting);
         self.again += usize::from(is_again);
+        self.fresh += 1;
         self.loops.push(waiting);
     }
 
@@ -264,6 +276,8 @@ impl Waiters {
             Some(bytes) => Known::Pending { storage: Arc::downgrade(&storage), bytes },
             None => {
                 let (pointer, bytes) = (storage.pointer(), storage.buffer().size_bytes());
+                self.ranges.insert((pointer.address(), memory), pointer.address() + bytes);
+                self.longest = self.longest.max(bytes);
                 Known::Existing { pointer, bytes, holder: Some(DeferredHolder::new(storage)) }
             }
         };
@@ -323,20 +337,29 @@ impl Waiters {
     /// Returns the families of loops that a command could affect or be affected by.
     fn touched(&self, accesses: &[Access]) -> SmallVec<[u32; 8]> {
         let mut families = SmallVec::new();
-        for (memory, used) in self.all() {
-            let Known::Existing { pointer, bytes, .. } = used.known else { continue };
-            let (start, end) = (pointer.address(), pointer.address() + bytes);
-            let meets = |access: &Access| {
-                access.start < end
-                    && start < access.start + access.bytes
-                    && (access.mode.writes() || used.is_written)
-            };
-            if accesses.iter().any(meets) {
+        for access in accesses {
+            // Memory that overlaps begins before the access ends, by its own length at most.
+            let first = (access.start.saturating_sub(self.longest), 0);
+            for (&(_, memory), &end) in self.ranges.range(first..(access.start + access.bytes, 0)) {
+                let used = self.memories[memory as usize].as_ref().expect("memory with a range is used");
+                if end <= access.start || !access.mode.writes() && !used.is_written {
+                    continue;
+                }
                 families.push(self.family(memory));
                 families.extend(used.readers.iter().map(|&reader| self.family(reader)));
             }
         }
         families
+    }
+
+    /// Returns whether families that hold too much memory are looked for: loops that compute something again hold little that nothing else
+    /// holds, and are looked at once in eight commands.
+    fn looks_for_greedy(&mut self) -> bool {
+        if self.loops.len() > self.again {
+            return true;
+        }
+        self.commands = self.commands.wrapping_add(1);
+        self.commands.is_multiple_of(8)
     }
 
     /// Returns the families that hold more than [`MOST_MEMORY`] times the bytes of their results that nothing else holds.
@@ -370,16 +393,20 @@ impl Waiters {
         }
         // The number of each memory in what is taken.
         let mut numbers: SmallVec<[Option<u32>; 64]> = SmallVec::from_elem(None, self.memories.len());
-        let Self { loops, memories, unused, places, again, .. } = self;
+        let Self { loops, memories, unused, places, ranges, again, fresh, .. } = self;
         let mut wanted = wanted.into_iter();
         for mut waiting in loops.extract_if(.., |_| wanted.next() == Some(true)) {
             *again -= usize::from(waiting.is_again);
+            *fresh -= usize::from(!waiting.has_let_pass);
             for operand in waiting.inputs.iter_mut().chain(&mut waiting.outputs) {
                 let former = operand.memory as usize;
                 let used = memories[former].as_mut().expect("the loop's operand is in it");
                 used.operands -= 1;
                 operand.memory = *numbers[former].get_or_insert_with(|| taken.memory(used.known.again()));
                 if used.operands == 0 {
+                    if let Known::Existing { pointer, .. } = &used.known {
+                        ranges.remove(&(pointer.address(), former as u32));
+                    }
                     places.remove(&used.address);
                     memories[former] = None;
                     unused.push(former as u32);
@@ -395,7 +422,7 @@ impl Waiters {
             used.readers.retain(|reader| numbers[*reader as usize].is_none());
         }
         if self.loops.is_empty() {
-            self.stream = None;
+            (self.stream, self.longest) = (None, 0);
         }
         taken
     }
