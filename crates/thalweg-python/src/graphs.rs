@@ -14,7 +14,7 @@ use thalweg_lock::Mutex;
 
 use crate::cuda::{PyStream, stream_or_current};
 use crate::device::or_current;
-use crate::failure::{exception, left_out, run, value_error};
+use crate::failure::{exception, left_out, run, runtime, value_error};
 use crate::generator::PyGenerator;
 use crate::lines::{Reader, noted, run_before};
 use crate::memory::_MemPool;
@@ -250,7 +250,7 @@ impl PyGraph {
     /// Returns the graph's memory pool, for other captures to share.
     fn pool(&self) -> PyResult<_GraphPool> {
         let pool = self.pool.lock().clone();
-        pool.map(_GraphPool).ok_or_else(|| value_error("the graph has no pool yet: nothing was captured"))
+        pool.map(_GraphPool).ok_or_else(|| runtime("the graph has no pool yet: nothing was captured"))
     }
 }
 
@@ -288,7 +288,7 @@ impl PyGraph {
     /// Returns this thread's capture into this graph, and restores the current stream.
     fn taken(&self) -> PyResult<UnderWay> {
         let taken = take(self.number);
-        let under_way = taken.ok_or_else(|| value_error("this thread captures nothing into this graph"))?;
+        let under_way = taken.ok_or_else(|| runtime("this thread captures nothing into this graph"))?;
         self.is_captured_into.store(false, Ordering::Relaxed);
         Ok(under_way)
     }

@@ -5,11 +5,11 @@
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
-use pyo3::types::{PyComplex, PyNotImplemented};
-use thalweg::{DType, Device, Tensor};
+use pyo3::types::{PyComplex, PyFloat, PyInt, PyNotImplemented};
+use thalweg::{DType, Device, Scalar, Tensor, c128};
 
 use crate::call::Passed;
-use crate::convert::{number_beside, number_object, read_complex, read_scalar, tensor_of};
+use crate::convert::{filled, number_beside, number_object, read_complex, read_scalar, tensor_of};
 use crate::failure::{left_out, run, runtime, type_error, value_error};
 use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
@@ -29,8 +29,13 @@ fn number_on(
         let part = |part: f64| Tensor::full(&[], part, dtype.real(), device);
         return run(py, || part(number.re)?.complex(&part(number.im)?)).map(Some);
     }
-    let number = read_scalar(value, false)?;
-    number.map(|number| run(py, || Tensor::full(&[], number, dtype, device))).transpose()
+    let is_true = |number: c128| number.re != 0.0 || number.im != 0.0;
+    let number = match read_complex(value).filter(|_| dtype == DType::Bool) {
+        Some(number) => Some(Scalar::Bool(is_true(number))),
+        None => read_scalar(value, false)?,
+    };
+    let Some(number) = number else { return Ok(None) };
+    run(py, || filled(number, dtype, device)).map(Some)
 }
 
 /// Calls a function of the table by its number.
@@ -72,15 +77,55 @@ macro_rules! method {
 
 pub(crate) use {method, number};
 
-/// Returns whether an operand is accepted by operators. For other operands `NotImplemented` is returned, so that their own
+/// Returns an operand of an operator with a tensor. For what operators do not accept, `None` is returned, so that the operand's own
 /// methods are tried.
-fn is_operand(value: &Bound<'_, PyAny>) -> bool {
-    value.is_instance_of::<PyTensor>()
-        || value.is_instance_of::<PyComplex>()
-        || matches!(read_scalar(value, false), Ok(Some(_)))
+fn operand<'py>(
+    tensor: &Bound<'py, PyTensor>,
+    value: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if value.is_instance_of::<PyTensor>() || value.is_instance_of::<PyComplex>() {
+        return Ok(Some(value.clone()));
+    }
+    match read_scalar(value, false) {
+        Ok(number) => Ok(number.map(|_| value.clone())),
+        Err(_) if value.is_instance_of::<PyInt>() => wide_operand(tensor, value).map(Some),
+        Err(_) => Ok(None),
+    }
 }
 
-/// An operand that operators accept. For any other operand, an in-place operator returns `NotImplemented`.
+/// Returns an integer of 64 bits without a sign as the number that PyTorch computes with: beside integers one with the same bits.
+fn wide_operand<'py>(
+    tensor: &Bound<'py, PyTensor>,
+    value: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let bits: u64 = value.extract()?;
+    Ok(match tensor.tensor().dtype().is_differentiable() {
+        true => PyFloat::new(value.py(), bits as f64).into_any(),
+        false => bits.cast_signed().into_pyobject(value.py())?.into_any(),
+    })
+}
+
+/// Returns an operand of a quotient, for which no integer is converted to another.
+fn divisor<'py>(
+    tensor: &Bound<'py, PyTensor>,
+    value: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let is_wide = value.is_instance_of::<PyInt>() && read_scalar(value, false).is_err();
+    match is_wide {
+        true => Ok(Some(PyFloat::new(value.py(), value.extract::<u64>()? as f64).into_any())),
+        false => operand(tensor, value),
+    }
+}
+
+/// Returns an operand of an in-place operator, which is refused if it is not a number.
+fn operand_in_place<'py>(
+    tensor: &Bound<'py, PyTensor>,
+    value: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    operand(tensor, value)?.ok_or_else(|| type_error("an operand is not a number"))
+}
+
+/// An operand that operators may accept. For any other operand, an in-place operator returns `NotImplemented`.
 struct Operand<'py>(Bound<'py, PyAny>);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Operand<'py> {
@@ -88,7 +133,11 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Operand<'py> {
 
     fn extract(value: pyo3::Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         let value = value.to_owned();
-        if is_operand(&value) { Ok(Self(value)) } else { Err(type_error("an operand is not a number")) }
+        let is_accepted = value.is_instance_of::<PyTensor>()
+            || value.is_instance_of::<PyComplex>()
+            || value.is_instance_of::<PyInt>()
+            || matches!(read_scalar(&value, false), Ok(Some(_)));
+        if is_accepted { Ok(Self(value)) } else { Err(type_error("an operand is not a number")) }
     }
 }
 
@@ -125,14 +174,14 @@ macro_rules! binary {
         impl PyTensor {
             $(
                 fn $python<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-                    if !is_operand(other) {
+                    let Some(other) = &operand(slf, other)? else {
                         return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
-                    }
+                    };
                     crate::failure::guarded(|| method!($name, slf, other))
                 }
 
                 fn $in_place(slf: &Bound<'_, Self>, other: Operand<'_>) -> PyResult<()> {
-                    crate::failure::guarded(|| method!($name_in_place, slf, &other.0).map(drop))
+                    crate::failure::guarded(|| method!($name_in_place, slf, &operand_in_place(slf, &other.0)?).map(drop))
                 }
             )*
         }
@@ -143,7 +192,6 @@ binary! {
     __add__ __iadd__ "add" "add_";
     __sub__ __isub__ "sub" "sub_";
     __mul__ __imul__ "mul" "mul_";
-    __truediv__ __itruediv__ "div" "div_";
     __floordiv__ __ifloordiv__ "floor_divide" "floor_divide_";
     __mod__ __imod__ "remainder" "remainder_";
     __and__ __iand__ "bitwise_and" "bitwise_and_";
@@ -160,9 +208,9 @@ macro_rules! reflected {
         impl PyTensor {
             $(
                 fn $python<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-                    if !is_operand(other) {
+                    let Some(other) = &operand(slf, other)? else {
                         return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
-                    }
+                    };
                     let places = [slf.as_any().clone(), other.clone()];
                     crate::failure::guarded(|| call(slf.py(), number!($name), None, &places))
                 }
@@ -180,6 +228,18 @@ reflected! {
     __rxor__ "bitwise_xor";
 }
 
+/// Calls a shift of a number by the elements of a tensor.
+fn shifted<'py>(
+    bits: &Bound<'py, PyTensor>,
+    other: &Bound<'py, PyAny>,
+    function: Option<usize>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Some(other) = &operand(bits, other)? else {
+        return Ok(PyNotImplemented::get(bits.py()).to_owned().into_any());
+    };
+    crate::failure::guarded(|| call(bits.py(), function, None, &[other.clone(), bits.as_any().clone()]))
+}
+
 #[pymethods]
 impl PyTensor {
     fn __matmul__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -189,14 +249,26 @@ impl PyTensor {
         crate::failure::guarded(|| method!("matmul", slf, other))
     }
 
+    fn __truediv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        match &divisor(slf, other)? {
+            Some(divisor) => crate::failure::guarded(|| method!("div", slf, divisor)),
+            None => Ok(PyNotImplemented::get(slf.py()).to_owned().into_any()),
+        }
+    }
+
+    fn __itruediv__(slf: &Bound<'_, Self>, other: Operand<'_>) -> PyResult<()> {
+        let divisor = &operand_in_place(slf, &other.0)?;
+        crate::failure::guarded(|| method!("div_", slf, divisor).map(drop))
+    }
+
     fn __pow__<'py>(
         slf: &Bound<'py, Self>,
         other: &Bound<'py, PyAny>,
         _modulo: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if !is_operand(other) {
+        let Some(other) = &operand(slf, other)? else {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
-        }
+        };
         crate::failure::guarded(|| method!("pow", slf, other))
     }
 
@@ -205,9 +277,9 @@ impl PyTensor {
         other: &Bound<'py, PyAny>,
         _modulo: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if !is_operand(other) {
+        let Some(other) = &operand(slf, other)? else {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
-        }
+        };
         crate::failure::guarded(|| {
             call(slf.py(), number!("pow"), None, &[other.clone(), slf.as_any().clone()])
         })
@@ -218,13 +290,13 @@ impl PyTensor {
         other: Operand<'_>,
         _modulo: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        crate::failure::guarded(|| method!("pow_", slf, &other.0).map(drop))
+        crate::failure::guarded(|| method!("pow_", slf, &operand_in_place(slf, &other.0)?).map(drop))
     }
 
     fn __rtruediv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        if !is_operand(other) {
+        let Some(other) = &divisor(slf, other)? else {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
-        }
+        };
         crate::failure::guarded(|| {
             let reciprocal = method!("reciprocal", slf)?;
             call(slf.py(), number!("mul"), None, &[reciprocal, other.clone()])
@@ -232,17 +304,25 @@ impl PyTensor {
     }
 
     fn __rfloordiv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        if !is_operand(other) {
+        let Some(other) = &operand(slf, other)? else {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
-        }
+        };
         crate::failure::guarded(|| method!("floor_divide", &operand_tensor(slf, other)?, slf.as_any()))
     }
 
     fn __rmod__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        if !is_operand(other) {
+        let Some(other) = &operand(slf, other)? else {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
-        }
+        };
         crate::failure::guarded(|| method!("remainder", &operand_tensor(slf, other)?, slf.as_any()))
+    }
+
+    fn __rlshift__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        shifted(slf, other, number!("bitwise_left_shift"))
+    }
+
+    fn __rrshift__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        shifted(slf, other, number!("bitwise_right_shift"))
     }
 
     fn __neg__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -266,9 +346,9 @@ impl PyTensor {
         other: &Bound<'py, PyAny>,
         op: CompareOp,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if !is_operand(other) {
+        let Some(other) = &operand(slf, other)? else {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
-        }
+        };
         crate::failure::guarded(|| match op {
             CompareOp::Lt => method!("lt", slf, other),
             CompareOp::Le => method!("le", slf, other),

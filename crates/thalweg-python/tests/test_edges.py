@@ -137,3 +137,101 @@ def test_the_whole_range_of_int64_is_drawn():
     assert abs(negative - 2 ** 63 / (2 ** 63 + 2 ** 62 + 2 ** 60)) < 0.05
     assert abs((x < low // 2).sum().item() / (x < 0).sum().item() - 0.5) < 0.06
     assert x.max().item() < 2 ** 62 + 2 ** 60 and th.empty(5, dtype=th.int64).random_(low, high).unique().numel() == 5
+
+
+def test_integers_of_64_bits_without_a_sign_are_operands():
+    x = th.arange(3)
+    golden = 0x9E3779B97F4A7C15
+    assert (x ^ golden).tolist() == [golden - 2**64, golden - 2**64 - 1, golden - 2**64 + 2]
+    assert (x & 0xFFFFFFFFFFFFFFFF).tolist() == [0, 1, 2] and (2**63 + x).tolist() == [2**63 - 2**64 + n for n in range(3)]
+    assert (x == 2**63).tolist() == [False] * 3 and (x.float() < 2**63).tolist() == [True] * 3
+    close((x / 2**63 * 2.0**63).tolist(), [0.0, 1.0, 2.0])
+    close((2**63 / (x + 1)).tolist(), [2.0**63 / n for n in (1, 2, 3)])
+    assert (x.double() * 2**63).tolist() == [0.0, 2.0**63, 2.0**64]
+    x *= 2**63 + 1
+    assert x.tolist() == [0, 2**63 + 1 - 2**64, 2]
+    for call in (lambda: x == 2**64, lambda: x != -2**63 - 1, lambda: x < 2**70, lambda: 2**64 * x):
+        with raises(OverflowError):
+            call()
+
+
+def test_numbers_are_shifted_by_tensors():
+    x = th.arange(4, dtype=th.uint8)
+    assert (3 << x).tolist() == [3, 6, 12, 24] and (12 >> x).tolist() == [12, 6, 3, 1] and (1 << x).dtype == th.uint8
+    with raises(NotImplementedError):
+        2.5 << x
+    with raises(NotImplementedError):
+        th.bitwise_left_shift(2.5, x)
+
+
+def test_assigned_numbers_are_converted_as_elements_are():
+    for index in (slice(None), 0, th.tensor([0]), th.tensor([True, True, True])):
+        x, truth = th.zeros(3, dtype=th.float16), th.zeros(3, dtype=th.bool)
+        for number, expected in ((-1e9, -math.inf), (2**40, math.inf)):
+            x[index] = number
+            assert x[0].item() == expected
+        for number in (1j, 0j):
+            truth[index] = number
+            assert truth[0].item() is bool(number)
+    assert (1e40 % th.tensor([1.0])).isnan().all()
+    with raises(RuntimeError, "without overflow"):
+        th.zeros(3, dtype=th.uint8)[0] = 300
+
+
+def test_a_view_of_all_elements_has_a_state_of_its_own():
+    x = th.ones(2, 3)
+    x[...].t_()
+    x[...].requires_grad_()
+    x[()].unsqueeze_(0)
+    assert x.shape == (2, 3) and not x.requires_grad and x[...] is not x
+    assert x.flatten(0, 0) is x and x.flatten() is not x
+    with raises(RuntimeError, "own gradient"):
+        x.grad = x
+
+
+def test_matrices_without_dimensions_are_transposed():
+    assert th.tensor(2.0).mT.item() == 2.0
+    with raises(RuntimeError, "1-D tensor"):
+        th.ones(1).mT
+
+
+def test_distances_of_exactly_the_margin_have_no_gradient():
+    x = th.tensor([[0.25, -0.75, 1.0]], dtype=th.float64, requires_grad=True)
+    th.nn.functional.multi_margin_loss(x, th.tensor([0])).backward()
+    close(x.grad, [[-1 / 3, 0.0, 1 / 3]])
+    x.grad = None
+    th.nn.functional.multilabel_margin_loss(x, th.tensor([[0, -1, 1]])).backward()
+    close(x.grad, [[-1 / 3, 0.0, 1 / 3]])
+
+
+def test_ignored_classes_have_no_gradient():
+    nll, shape = th.nn.functional.nll_loss, (2, 3, 2)
+    for ignored in (0, 2, -100):
+        x = th.ones(shape, dtype=th.float64, requires_grad=True)
+        loss = nll(x, th.full((2, 2), ignored), ignore_index=ignored)
+        gradient, = th.autograd.grad(loss, x, create_graph=True)
+        loss.backward()
+        assert math.isnan(loss.item()) and (x.grad == 0).all() and (gradient == 0).all()
+        x.grad = None
+        nll(x, th.tensor([[1, ignored], [ignored, 1]]), ignore_index=ignored).backward()
+        assert x.grad.flatten().nonzero().flatten().tolist() == [2, 9] and x.grad[0, 1, 0].item() == -0.5
+
+
+def test_gradients_are_clipped_to_nothing():
+    x = th.ones(2, requires_grad=True)
+    x.grad = th.tensor([3.0, 4.0])
+    assert th.nn.utils.clip_grad_norm_([x], 0.0).item() == 5.0 and x.grad.tolist() == [0.0, 0.0]
+
+
+def test_views_without_elements_begin_anywhere():
+    x = th.zeros(2, 0)
+    assert x.as_strided([0], [1], 5).shape == (0,) and th.zeros(2).as_strided([1, 0], [1, 1], 5).storage_offset() == 5
+    with raises(RuntimeError, "out of bounds"):
+        x.as_strided([0], [1], 2**62)
+
+    @th.compile(mode="reduce-overhead")
+    def parts(x):
+        return x[1], x[:, 1:], x.unbind()[-1], x + 1
+
+    for _ in range(4):
+        assert [tuple(part.shape) for part in parts(th.zeros(2, 0))] == [(0,), (2, 0), (0,), (2, 0)]

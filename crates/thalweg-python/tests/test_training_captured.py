@@ -327,3 +327,22 @@ def test_resets_and_frozen_parameters():
         same_gradients(plain, other)
         plain.zero_grad()
         other.zero_grad()
+
+
+def test_views_of_arguments_are_inside_or_outside_of_the_graph_as_they_were_made():
+    def function(x, y):
+        with torch.no_grad():
+            hidden = y[:1]
+        return x * y, y.detach(), hidden, y.view(1, 2), y.detach().requires_grad_(), y, y[:1].detach().exp()
+
+    fast, before = captured(function), counters()["replays"]
+    for call in range(5):
+        found = []
+        for run in (function, fast):
+            x, y = (torch.full((2,), call + start, requires_grad=True) for start in (1.0, 2.0))
+            results = run(x, y)
+            sum(place * one.sum() for place, one in enumerate(results, 1)).backward()
+            states = [(one.requires_grad, one.is_leaf, one is y, one.tolist()) for one in results]
+            found.append((states, [one.grad.tolist() for one in (x, y, results[4])]))
+        assert found[0] == found[1], call
+    assert counters()["replays"] > before

@@ -1,5 +1,6 @@
 //! Events: markers in a stream that other streams and the host can wait for.
 
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -235,6 +236,12 @@ impl Event {
     /// Returns the milliseconds from this event's record to the other's. Both need timing and a complete record.
     #[track_caller]
     pub fn elapsed_ms(&self, end: &Self) -> Result<f32> {
+        let location = Location::caller();
+        self.elapsed(end).map_err(|error| error.at(location))
+    }
+
+    #[track_caller]
+    fn elapsed(&self, end: &Self) -> Result<f32> {
         if !self.flags.timing || !end.flags.timing {
             refuse!("both events need timing: make them with `Event::with_timing`");
         }

@@ -263,7 +263,12 @@ impl Tensor {
     #[in_call("i", &[self])]
     pub fn i(&self, indices: impl AsRef<[Index]>) -> Result<Self> {
         let Subscript { view, tensors } = Subscript::new(self, indices.as_ref())?;
-        if tensors.is_empty() { Ok(view) } else { view.index(&tensors) }
+        match tensors.is_empty() {
+            // A subscript without a part that makes a view, such as `...`, gives a view, too: not the tensor itself.
+            true if view.is_same(self) => call(built_in!("alias")?, &[self.into()], None, Location::caller()),
+            true => Ok(view),
+            false => view.index(&tensors),
+        }
     }
 
     /// Overwrites the elements at a subscript, in place, with those of another tensor, which is broadcast, and converted unless

@@ -534,11 +534,17 @@ impl Tensor {
     /// Sets the gradient, or removes it with `None`.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the gradient does not have the tensor's shape, dtype and device.
+    /// [`Error::is_invalid_argument`] if the gradient does not have the tensor's shape, dtype and device, or is the tensor itself.
     #[track_caller]
     pub fn set_grad(&self, gradient: Option<Self>) -> Result<()> {
         if let Some(gradient) = &gradient {
-            at_line(Location::caller(), || self.check_gradient("set_grad", gradient))?;
+            at_line(Location::caller(), || {
+                refuse_if!(
+                    gradient.is_same(self),
+                    "set_grad: a tensor cannot be its own gradient: pass a copy"
+                );
+                self.check_gradient("set_grad", gradient)
+            })?;
         }
         self.0.autograd.kept().set(gradient);
         Ok(())

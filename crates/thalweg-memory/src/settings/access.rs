@@ -58,7 +58,7 @@ impl Settings {
     }
 
     /// Returns whether this crate hands out memory from its own cache.
-    pub(crate) fn is_cached_here(&self) -> bool {
+    pub fn is_cached_here(&self) -> bool {
         self.caching() && self.backend() == Backend::Native
     }
 

@@ -1,5 +1,6 @@
 //! Language models token by token, with a cache of keys and values.
 
+use thalweg_derive::at_line;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result, options, refuse, refuse_if};
 use thalweg_tensor::fused::decoder::exchange_for;
@@ -214,6 +215,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] for an empty prompt, one that is longer than the context, or a token that does not exist.
+    #[at_line]
     pub fn restart(&self, prompt: &[i64]) -> Result<()> {
         let (context, vocabulary) = (self.context(), self.parts.tokens.shape()[0]);
         if prompt.is_empty() || prompt.len() > context {
@@ -250,6 +252,7 @@ impl Decoder {
 
     /// Reads the token at the position, and appends the next one to the sequence, to be read by the next step. Asynchronous. If
     /// the context is full, the index out of range is reported at the next synchronization.
+    #[at_line]
     pub fn step(&self) -> Result<()> {
         no_grad(|| {
             let (row, head) = (self.read()?, self.head());
@@ -272,6 +275,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] for more than the context; those of the device.
+    #[at_line]
     pub fn sequence(&self, count: usize) -> Result<Vec<i64>> {
         self.history.narrow(0, 0, count)?.to_vec()
     }
@@ -280,6 +284,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if they exceed the context; and those of [`restart`](Self::restart).
+    #[at_line]
     pub fn generate(&self, prompt: &[i64], count: usize) -> Result<Vec<i64>> {
         let length = prompt.len().saturating_add(count);
         refuse_if!(

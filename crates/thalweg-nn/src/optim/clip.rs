@@ -20,15 +20,15 @@ use thalweg_tensor::no_grad;
 /// [`Optimizer::step_clipped`](super::Optimizer::step_clipped) scales them in the step's own launch.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if there is no gradient, the gradients are on several devices, or `max_norm` or `norm_type` is
-/// not above 0.
+/// [`Error::is_invalid_argument`] if there is no gradient, the gradients are on several devices, `max_norm` is below 0, or `norm_type`
+/// is not above 0.
 #[at_line]
 pub fn clip_grad_norm_<'a>(
     parameters: impl IntoIterator<Item = &'a Tensor>,
     max_norm: f64,
     norm_type: f64,
 ) -> Result<Tensor> {
-    is_above_0("clip_grad_norm_: max_norm", max_norm)?;
+    is_at_least_0("clip_grad_norm_: max_norm", max_norm)?;
     is_above_0("clip_grad_norm_: norm_type", norm_type)?;
     let Some(gradients) = Gradients::of("clip_grad_norm_", parameters, Location::caller())? else {
         refuse!("clip_grad_norm_: no parameter has a gradient; run backward first");
@@ -84,14 +84,14 @@ fn norm(gradients: &Gradients, norm_type: f64) -> Result<Tensor> {
 /// Asynchronous.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the gradients are on several devices, or `max_norm` is not above 0.
+/// [`Error::is_invalid_argument`] if the gradients are on several devices, or `max_norm` is below 0.
 #[at_line]
 pub fn clip_grads_with_norm_<'a>(
     parameters: impl IntoIterator<Item = &'a Tensor>,
     max_norm: f64,
     total_norm: &Tensor,
 ) -> Result<()> {
-    is_above_0("clip_grads_with_norm_: max_norm", max_norm)?;
+    is_at_least_0("clip_grads_with_norm_: max_norm", max_norm)?;
     let gradients = Gradients::of("clip_grads_with_norm_", parameters, Location::caller())?;
     gradients.map_or(Ok(()), |gradients| {
         gradients.clip(&total_norm.detach().to_dtype(gradients.dtype())?, max_norm)
@@ -105,15 +105,20 @@ fn is_above_0(name: &str, value: f64) -> Result<()> {
     Err(invalid!("{name} is {value}, and must be above 0"))
 }
 
+fn is_at_least_0(name: &str, value: f64) -> Result<()> {
+    if value >= 0.0 {
+        return Ok(());
+    }
+    Err(invalid!("{name} is {value}, and must be at least 0"))
+}
+
 /// Limits every element of the gradients of some parameters to ±`clip_value`, in place. Asynchronous.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the gradients are on several devices, or the limit is not at least 0.
 #[at_line]
 pub fn clip_grad_value_<'a>(parameters: impl IntoIterator<Item = &'a Tensor>, clip_value: f64) -> Result<()> {
-    if clip_value.is_nan() || clip_value < 0.0 {
-        refuse!("clip_grad_value_: clip_value is {clip_value}, and must be at least 0");
-    }
+    is_at_least_0("clip_grad_value_: clip_value", clip_value)?;
     let Some(gradients) = Gradients::of("clip_grad_value_", parameters, Location::caller())? else {
         return Ok(());
     };

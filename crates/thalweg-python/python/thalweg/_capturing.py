@@ -378,9 +378,21 @@ def _seen(result, tensors, watched):
         if _core._share_memory(one, result):
             if one.dtype != result.dtype:
                 raise Refused("it returns a view of an argument as another dtype")
-            shape, strides, offset = tuple(result.shape), result.stride(), result.storage_offset() - one.storage_offset()
-            return lambda results, given: given[place].as_strided(shape, strides, given[place].storage_offset() + offset)
+            offset = result.storage_offset() - one.storage_offset()
+            return functools.partial(_view, place, (tuple(result.shape), result.stride(), offset), _leaf_of(result, one))
     return None
+
+
+def _leaf_of(result, one):
+    """Returns whether a view of an argument is outside of its graph, as `detach()` makes it, and, if it is, whether it requires gradients."""
+    is_apart = result.is_leaf and (result.requires_grad or one.requires_grad)
+    return (result.requires_grad,) if is_apart else ()
+
+
+def _view(place, layout, leaf, results, given):
+    one, (shape, strides, offset) = given[place], layout
+    view = (one.detach() if leaf else one).as_strided(shape, strides, one.storage_offset() + offset)
+    return view.requires_grad_(*leaf) if leaf else view
 
 
 class _Bound:

@@ -35,6 +35,7 @@ pub(super) fn with_complex_number(
     }
     let refused = || invalid!("the operator takes `{}`: no number of it can be complex", operator.schema());
     let target = of_tensors(operator).unwrap_or(operator);
+    check_alpha(operator, arguments)?;
     let is_wide = matches!(operator.complex, Complex::Wide)
         || arguments.iter().any(|argument| {
             matches!(argument, Argument::Tensor(tensor) if matches!(tensor.dtype(), DType::F64 | DType::C128))
@@ -63,6 +64,28 @@ pub(super) fn with_complex_number(
     }
     let list: SmallVec<[Argument<'_>; 8]> = values.iter().map(Value::as_argument).collect();
     target.call(&list, Some(device), label)
+}
+
+/// Refuses a complex factor `alpha` of numbers of which none is complex.
+fn check_alpha(operator: &Operator, arguments: &[Argument<'_>]) -> Result<()> {
+    let is_differentiable = |argument: &Argument<'_>| matches!(argument, Argument::Tensor(tensor) if tensor.dtype().is_differentiable());
+    let is_complex = |argument: &Argument<'_>| match argument {
+        Argument::Tensor(tensor) => tensor.dtype().is_complex(),
+        Argument::Complex(_) => true,
+        _ => false,
+    };
+    let Some(place) = operator.schema.parameters.iter().position(|parameter| parameter.name == "alpha")
+    else {
+        return Ok(());
+    };
+    let operands = arguments.get(..place).unwrap_or_default();
+    if !matches!(arguments.get(place), Some(Argument::Complex(_))) || operands.iter().any(is_complex) {
+        return Ok(());
+    }
+    if operands.iter().any(is_differentiable) {
+        refuse!("For non-complex input tensors, argument alpha must not be a complex number.");
+    }
+    refuse!("For integral input tensors, argument alpha must not be a floating point number.")
 }
 
 /// Returns the overload of an operator that takes tensors in place of numbers, for as many of them as there is such an overload.

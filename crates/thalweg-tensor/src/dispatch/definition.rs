@@ -167,6 +167,8 @@ pub(crate) enum OutRule {
     Truth,
     /// Accepts any tensor; a given tensor with the right number of elements keeps its shape.
     KeepsShape,
+    /// The dtype that the call names. If it names none, the operator computes in that of the given tensor.
+    GivesDType,
 }
 
 /// Returns one tensor as the results of a kernel.

@@ -140,7 +140,7 @@ impl OutRule {
                     let name = operator.base_name();
                     format!("{name} only supports bool tensor for result, got: {}", named(given))
                 }),
-            Self::KeepsShape => None,
+            Self::KeepsShape | Self::GivesDType => None,
         };
         refusal.map_or(Ok(()), |why| Err(Error::invalid(why)))
     }
@@ -225,10 +225,9 @@ fn call_out(
                 }
             }
         }
-        let is_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_));
         for (result, target) in results.iter().zip(out) {
             check_target(result, target, takes_any)?;
-            if is_loop {
+            if is_loop(operator) {
                 check_overlap(&inputs, target)?;
             }
             if target.shape() != result.shape() && inputs.iter().any(|input| input.is_same(target)) {
@@ -251,32 +250,54 @@ fn call_out(
     run().map_err(|error| error.in_call(operator.base_name(), location))
 }
 
-/// Returns the arguments of an operator that makes tensors, with the dtype of the given tensors added; a different dtype argument
-/// is refused.
+/// Returns the arguments of an operator that makes tensors, or computes in the dtype of the given ones, with that dtype added; a
+/// different dtype argument is refused.
 fn of_dtype<'a>(
-    operator: &Operator,
+    operator: &'a Operator,
     arguments: &[Argument<'a>],
     out: &[Tensor],
 ) -> Result<SmallVec<[Argument<'a>; 8]>> {
     let (schema, mut arguments) = (operator.schema(), SmallVec::<[Argument<'a>; 8]>::from(arguments));
     let Some(dtype) = out.first().map(Tensor::dtype) else { return Ok(arguments) };
-    for (parameter, argument) in schema.parameters.iter().zip(&mut arguments) {
-        match *argument {
-            _ if parameter.name != "dtype" || !is_given(schema, parameter) => {}
-            Argument::DType(wanted) if wanted != dtype => {
-                let [wanted, dtype] = [wanted, dtype].map(named);
-                refuse!("dtype {wanted} does not match dtype of out parameter ({dtype})");
-            }
-            _ => *argument = Argument::DType(dtype),
+    let is_computed_in = operator.out_rules().iter().any(|rule| matches!(rule, OutRule::GivesDType));
+    let place = schema
+        .parameters
+        .iter()
+        .position(|parameter| parameter.name == "dtype" && (is_computed_in || is_given(schema, parameter)));
+    let Some(place) = place else { return Ok(arguments) };
+    for default in operator.defaults().take(place + 1).skip(arguments.len()) {
+        // The call itself refuses a missing argument.
+        let Some(default) = default else { return Ok(arguments) };
+        arguments.push(default.as_argument());
+    }
+    match arguments.get_mut(place) {
+        Some(Argument::DType(wanted)) if *wanted != dtype && is_computed_in => {
+            let [wanted, dtype] = [*wanted, dtype].map(unaliased_cpp_type);
+            refuse!("Expected out tensor to have dtype {wanted}, but got {dtype} instead")
         }
+        Some(Argument::DType(wanted)) if *wanted != dtype => {
+            let [wanted, dtype] = [*wanted, dtype].map(named);
+            refuse!("dtype {wanted} does not match dtype of out parameter ({dtype})")
+        }
+        Some(argument) => *argument = Argument::DType(dtype),
+        None => {}
     }
     Ok(arguments)
 }
 
-/// Returns offers of the given tensors to the operator, if each has memory of its own.
+/// Returns whether an operator reads and writes point by point.
+fn is_loop(operator: &Operator) -> bool {
+    matches!(operator.body(), Body::Loop(_) | Body::Lowered(_))
+}
+
+/// Returns offers of the given tensors to the operator, if each has memory of its own, and none will be refused for its overlap
+/// with an input: a call that is refused has written nothing.
 fn offers(operator: &'static Operator, inputs: &[&Tensor], out: &[Tensor]) -> Offers {
     let are_apart =
         out.iter().enumerate().all(|(place, one)| out[..place].iter().all(|other| are_disjoint(one, other)));
+    if is_loop(operator) && out.iter().any(|target| check_overlap(inputs, target).is_err()) {
+        return Offers::new();
+    }
     let offers: Option<Offers> =
         out.iter().filter(|_| are_apart).map(|target| offer_to(operator, target, inputs)).collect();
     offers.unwrap_or_default()

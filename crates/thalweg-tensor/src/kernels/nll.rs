@@ -67,9 +67,17 @@ pub(crate) static GRADIENT: Formula = Formula {
     backward: |call| call.one(0, || if is_grad_enabled() { by_operators(call) } else { by_kernel(call) }),
 };
 
-/// Returns the gradients of the elements at the classes, in x's dtype.
+/// Returns which rows are ignored.
+fn ignored(call: &GradientCall<'_>) -> Result<Tensor> {
+    let target = call.saved(1)?;
+    target.eq(&Tensor::full(&[], Scalar::I64(call.int(3)), target.dtype(), call.device())?)
+}
+
+/// Returns the gradients of the elements at the classes, in x's dtype: 0 where the row is ignored, also where the gradient is infinite
+/// because all rows of a mean are.
 fn at_classes(call: &GradientCall<'_>) -> Result<Tensor> {
-    call.gradient()?.mul(&call.result(1)?)?.neg()?.to_dtype(call.dtype_of(0))
+    let counted = call.gradient()?.mul(&call.result(1)?)?.neg()?;
+    counted.masked_fill(&ignored(call)?, 0)?.to_dtype(call.dtype_of(0))
 }
 
 fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
@@ -94,9 +102,8 @@ fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
 fn by_operators(call: &GradientCall<'_>) -> Result<Tensor> {
     let target = call.saved(1)?;
     let [outer, classes, inner] = extents_around(call.shape(0), call.int(4) as usize);
-    let number = |value: i64| Tensor::full(&[], Scalar::I64(value), target.dtype(), call.device());
     // An ignored row adds 0 to the first class.
-    let index = target.eq(&number(call.int(3))?)?.select_where(&number(0)?, &target)?;
+    let index = target.masked_fill(&ignored(call)?, 0)?;
     let (value, index) = (at_classes(call)?.reshape(&[outer, 1, inner])?, index.reshape(&[outer, 1, inner])?);
     let arguments = [(&value).into(), (&index).into(), (classes as i64).into()];
     let location = call.label().location;

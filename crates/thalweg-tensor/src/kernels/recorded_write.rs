@@ -105,8 +105,10 @@ impl Recording {
             Some(ViewOf::Base(base)) => Some(base),
             _ => None,
         };
+        // The base of a view does not require a gradient if the view was made from a leaf that is itself a view and does.
+        let is_required = |tensor: &Tensor| tensor.requires_grad() || target.requires_grad();
         for (tensor, which) in [(Some(target), "a leaf Variable"), (base, "a view of a leaf Variable")] {
-            if tensor.is_some_and(|tensor| tensor.is_leaf() && tensor.requires_grad()) {
+            if tensor.is_some_and(|tensor| tensor.is_leaf() && is_required(tensor)) {
                 return refused(&format!(
                     "cannot be written in place: {which} that requires grad is being used in an in-place operation. Do it inside \
                      `no_grad`"

@@ -19,6 +19,7 @@ use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::dtype_name::{named, overflow};
 use crate::kernels::compact::Selection;
+use crate::kernels::creation::convertible;
 use crate::kernels::indexing::call_scatter as scatter;
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
@@ -467,10 +468,19 @@ fn check_mask(mask: &Tensor, operator: &str) -> Result<()> {
 
 /// Returns a number as a tensor without dimensions. It takes the dtype of the tensor that it is combined with, if that is of the
 /// number's category or a higher one.
-fn number_beside(call: &Call<'_>, place: usize, tensor: &Tensor) -> Result<Tensor> {
-    let number = number(call, place)?;
-    let is_wrapped = number.dtype().category() <= tensor.dtype().category();
-    if is_wrapped { number.to_dtype(tensor.dtype()) } else { Ok(number) }
+pub(super) fn number_beside(call: &Call<'_>, place: usize, tensor: &Tensor) -> Result<Tensor> {
+    let (scalar, dtype) = (call.scalar(place), tensor.dtype());
+    if dtype_of(scalar).category() > dtype.category() {
+        return number(call, place);
+    }
+    match convertible(scalar, dtype) {
+        Ok(_) => Tensor::full(&[], scalar, dtype, call.device),
+        // Converted as elements are: beyond the range of a float it is infinite, and integers wrap around.
+        Err(_) => {
+            let widest = if scalar.is_floating_point() { DType::F64 } else { dtype_of(scalar) };
+            Tensor::full(&[], scalar, widest, call.device)?.to_dtype(dtype)
+        }
+    }
 }
 
 fn number(call: &Call<'_>, place: usize) -> Result<Tensor> {

@@ -43,7 +43,7 @@ operators! {
     "broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)"
         fn broadcast_to(size: sizes)
         = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single)), autocast: Parts;
-    /// Returns matrices with their rows and columns swapped.
+    /// Returns matrices with their rows and columns swapped; a tensor without dimensions is returned unchanged.
     "mT(Tensor(a) self) -> Tensor(a)" fn m_t() = Composite(|call| transposed(call.tensor(0), "mT")), autocast: Parts;
     /// Returns matrices with their rows and columns swapped, conjugated: the same as `mT` for real numbers.
     "mH(Tensor(a) self) -> Tensor(a)" = Composite(|call| transposed(&call.tensor(0).conj()?, "mH")), autocast: Parts;
@@ -211,6 +211,9 @@ fn renamed(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {
 }
 
 fn transposed(x: &Tensor, name: &str) -> Result<Tensors> {
+    if x.rank() == 0 {
+        return Ok(single(x.clone()));
+    }
     refuse_if!(
         x.rank() < 2,
         "tensor.{name} is only supported on matrices or batches of matrices. Got {}-D tensor.",

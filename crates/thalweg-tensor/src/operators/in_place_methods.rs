@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use thalweg_derive::in_call;
 use thalweg_ir::Scalar;
 use thalweg_runtime::Result;
 
@@ -83,6 +84,8 @@ in_place! {
     "scatter_.src" fn scatter_(dim: int, index: tensor, src: tensor);
     /// Adds the elements of a source to those at indices of a dimension.
     "scatter_add_" fn scatter_add_(dim: int, index: tensor, src: tensor);
+    /// Writes values at indices, one list per dimension from the first on; with `accumulate` adds them.
+    "index_put_" fn index_put_(indices: optional_tensors, values: tensor, accumulate: bool);
     /// Adds the product of two matrices.
     "addmm_" fn addmm_(mat1: tensor, mat2: tensor);
     /// Computes the cumulative sum along a dimension.
@@ -114,7 +117,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the dtype
     /// cannot represent the number.
-    #[track_caller]
+    #[in_call("fill_", &[self])]
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
         let value: Scalar = value.into();
         let value = Self::full(&[], value, self.dtype(), self.device())?;

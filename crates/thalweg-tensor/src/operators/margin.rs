@@ -155,7 +155,7 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     check_classes(target)?;
     check_weights(weight, x)?;
     let index = target.reshape(&[count, 1])?;
-    let distance = rows.sub(&rows.gather(1, &index)?)?.add_scalar(margin)?.clamp_min(0.0)?;
+    let distance = rows.sub(&rows.gather(1, &index)?)?.add_scalar(margin)?.relu()?;
     let mut costs = if p == 2.0 { distance.mul(&distance)? } else { distance };
     if let Some(weight) = weight {
         costs =
@@ -192,7 +192,7 @@ fn multilabel_margin_loss(call: &Call<'_>) -> Result<Tensors> {
         .gt_scalar(0)?;
     // The dimensions are rows, targets, classes.
     let of_targets = rows.gather(1, &index)?.unsqueeze(2)?;
-    let distance = rows.unsqueeze(1)?.sub(&of_targets)?.add_scalar(1.0)?.clamp_min(0.0)?;
+    let distance = rows.unsqueeze(1)?.sub(&of_targets)?.add_scalar(1.0)?.relu()?;
     let pairs = counts.unsqueeze(2)?.logical_and(&is_target.logical_not()?.unsqueeze(1)?)?;
     let loss = pairs.select_where(&distance, &zero)?.sum(&[1, 2], false)?.div_scalar(classes as f64)?;
     let loss = if x.rank() < 2 { loss.reshape(())? } else { loss };

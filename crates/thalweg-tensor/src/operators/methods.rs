@@ -11,7 +11,7 @@ use thalweg_ops::structured;
 use thalweg_runtime::{Device, Error, Result, refuse, refuse_if};
 
 use crate::autograd::Saved;
-use crate::caller::{in_call, label_at};
+use crate::caller::{creating, in_call, label_at};
 use crate::dispatch::{Argument, as_ints, built_in, check_conversion};
 use crate::kernels::recorded_write::{Recording, Write};
 use crate::loops::{LoopArguments, run_into};
@@ -92,7 +92,9 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::full(shape, 0.0, dtype, device)
+        creating("zeros", (shape, dtype, device), Location::caller(), || {
+            Self::full(shape, 0.0, dtype, device)
+        })
     }
 
     /// Returns a tensor of ones.
@@ -106,7 +108,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::full(shape, 1.0, dtype, device)
+        creating("ones", (shape, dtype, device), Location::caller(), || Self::full(shape, 1.0, dtype, device))
     }
 
     /// Returns `count` numbers from `start` on, at distance `step`.

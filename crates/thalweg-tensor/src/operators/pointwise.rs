@@ -7,6 +7,7 @@ use thalweg_ops::{LoopOp, table};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Lowered};
+use super::advanced_index::number_beside;
 use super::{complex, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, over};
 use crate::dtype_name::{named, unaliased_cpp_type};
@@ -23,19 +24,23 @@ operators! {
         fn add_scalar(other: scalar) = Lowered(|call| shifted(call, 1));
     /// Returns self − alpha · other. The shapes are broadcast.
     "sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
-        fn sub(other: tensor) = Lowered(|call| scaled(call, [&table::sub, &table::sub_scaled]));
+        fn sub(other: tensor) = Lowered(|call| {
+            check_difference(call)?;
+            scaled(call, [&table::sub, &table::sub_scaled])
+        });
     /// Returns self − alpha · other. Integers wrap around, and so does a number that their dtype cannot represent.
     "sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
-        fn sub_scalar(other: scalar) = Lowered(|call| shifted(call, -1));
+        fn sub_scalar(other: scalar) = Lowered(|call| {
+            check_difference(call)?;
+            shifted(call, -1)
+        });
     /// Returns self · 2 to the power of each element of other; see `bitwise_left_shift.Tensor`.
     "bitwise_left_shift.Scalar_Tensor(Scalar self, Tensor other) -> Tensor" = Composite(|call| {
-        let base = Tensor::full(&[], call.scalar(0), call.tensor(1).dtype(), call.device)?;
-        base.bitwise_left_shift(call.tensor(1)).map(single)
+        number_beside(call, 0, call.tensor(1))?.bitwise_left_shift(call.tensor(1)).map(single)
     });
     /// Returns self divided by 2 to the power of each element of other, rounded down; see `bitwise_right_shift.Tensor`.
     "bitwise_right_shift.Scalar_Tensor(Scalar self, Tensor other) -> Tensor" = Composite(|call| {
-        let base = Tensor::full(&[], call.scalar(0), call.tensor(1).dtype(), call.device)?;
-        base.bitwise_right_shift(call.tensor(1)).map(single)
+        number_beside(call, 0, call.tensor(1))?.bitwise_right_shift(call.tensor(1)).map(single)
     });
     /// Returns self · 2 to the power of other for integers: Python's `<<`.
     "__lshift__.Tensor(Tensor self, Tensor other) -> Tensor"
@@ -112,6 +117,7 @@ operators! {
     /// Returns other − alpha · self: `sub` with its operands exchanged.
     "rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
         = Lowered(|call| {
+            check_difference(call)?;
             let mut lowered = scaled(call, [&table::sub, &table::sub_scaled])?;
             lowered.tensors.reverse();
             Ok(lowered)
@@ -119,7 +125,8 @@ operators! {
     /// Returns other − alpha · self.
     "rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
         fn rsub_scalar(other: scalar) = Lowered(|call| {
-            check_alpha(call.scalar(2), call.tensors)?;
+            check_difference(call)?;
+            check_alpha(call, call.scalar(2))?;
             Ok(with_numbers(call, &table::rsub_scalar, [call.scalar(1), call.scalar(2)]))
         });
     /// Returns self / other; integers are divided as float32. Floats of 16 bits are multiplied by the reciprocal in float32.
@@ -382,10 +389,18 @@ fn is_one(number: Scalar) -> bool {
     number.to_f64() == 1.0
 }
 
+/// Returns the number that is the second operand of a call, if it is not a tensor.
+fn second_number(call: &Call<'_>) -> Option<Scalar> {
+    (call.tensors.len() == 1).then(|| call.scalar(1))
+}
+
 /// Refuses a floating-point factor of integers, and a truth value as a factor of other numbers.
-fn check_alpha(alpha: Scalar, tensors: &[&Tensor]) -> Result<()> {
-    let is_floating_point = tensors.iter().any(|tensor| tensor.dtype().is_differentiable());
-    let is_bool = tensors.iter().all(|tensor| tensor.dtype() == DType::Bool);
+fn check_alpha(call: &Call<'_>, alpha: Scalar) -> Result<()> {
+    let other = second_number(call);
+    let is_floating_point = call.tensors.iter().any(|tensor| tensor.dtype().is_differentiable())
+        || matches!(other, Some(Scalar::F64(_)));
+    let is_bool = call.tensors.iter().all(|tensor| tensor.dtype() == DType::Bool)
+        && matches!(other, None | Some(Scalar::Bool(_)));
     match alpha {
         Scalar::F64(_) if !is_floating_point => {
             Err(invalid!("For integral input tensors, argument alpha must not be a floating point number."))
@@ -395,10 +410,25 @@ fn check_alpha(alpha: Scalar, tensors: &[&Tensor]) -> Result<()> {
     }
 }
 
+/// Refuses truth values as operands of a difference.
+fn check_difference(call: &Call<'_>) -> Result<()> {
+    let of_tensors = call.tensors.iter().filter(|tensor| tensor.dtype() == DType::Bool).count();
+    match of_tensors + usize::from(matches!(second_number(call), Some(Scalar::Bool(_)))) {
+        0 => Ok(()),
+        1 => Err(invalid!(
+            "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use the `~` or \
+             `logical_not()` operator instead."
+        )),
+        _ => Err(invalid!(
+            "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or `logical_xor()` operator instead."
+        )),
+    }
+}
+
 /// Returns the first body, or the second with a factor of the second tensor.
 fn scaled<'a>(call: &'a Call<'a>, [plain, with_alpha]: [&'static LoopOp; 2]) -> Result<LoopCall<'a>> {
     let alpha = call.scalar(2);
-    check_alpha(alpha, call.tensors)?;
+    check_alpha(call, alpha)?;
     // The factor is converted to the tensors' dtype: for truth values it is a truth value itself.
     let is_bool = call.tensors.iter().all(|tensor| tensor.dtype() == DType::Bool);
     let alpha = if is_bool { Scalar::Bool(alpha.to_f64() != 0.0) } else { alpha };
@@ -411,7 +441,7 @@ fn scaled<'a>(call: &'a Call<'a>, [plain, with_alpha]: [&'static LoopOp; 2]) -> 
 /// Returns a number, times alpha and a sign, added to a tensor.
 fn shifted<'a>(call: &'a Call<'a>, sign: i64) -> Result<LoopCall<'a>> {
     let (other, alpha) = (call.scalar(1), call.scalar(2));
-    check_alpha(alpha, call.tensors)?;
+    check_alpha(call, alpha)?;
     let added = match (other, alpha) {
         (other, alpha) if is_one(alpha) && sign == 1 => other,
         (Scalar::F64(_), _) | (_, Scalar::F64(_)) => {

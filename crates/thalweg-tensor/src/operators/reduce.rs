@@ -25,18 +25,18 @@ operators! {
     "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn sum(dim: ints, keepdim: bool) = Composite(|call| {
             sum(call, &dims(call, 1), call.bool(2), call.optional_dtype(3))
-        }), out_form: "sum.IntList_out", autocast: Full;
+        }), out_form: "sum.IntList_out", out: [GivesDType], autocast: Full;
     /// Returns the sum of all elements.
     "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        = Composite(|call| sum(call, &[], false, call.optional_dtype(1))), autocast: Full;
+        = Composite(|call| sum(call, &[], false, call.optional_dtype(1))), out: [GivesDType], autocast: Full;
     /// Returns the mean of floats over dimensions, all of them if the list is empty.
     "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn mean(dim: ints, keepdim: bool) = Composite(|call| {
             mean(call, &dims(call, 1), call.bool(2), call.optional_dtype(3))
-        }), out_form: "mean.out";
+        }), out_form: "mean.out", out: [GivesDType];
     /// Returns the mean of all elements, which must be floats.
     "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        = Composite(|call| mean(call, &[], false, call.optional_dtype(1))), out_form: "mean.dtype_out";
+        = Composite(|call| mean(call, &[], false, call.optional_dtype(1))), out_form: "mean.dtype_out", out: [GivesDType];
     /// Returns the greatest element over dimensions, all of them if the list is empty; NaN if any is NaN.
     "amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
         fn amax(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMAX)), out: [SameDType];
@@ -74,12 +74,12 @@ operators! {
         }), out: [DTypeOfFirst];
     /// Returns the product of all elements. Integers and truth values are multiplied in i64.
     "prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        fn prod() = Composite(|call| prod(call, &[], false, call.optional_dtype(1))), autocast: Full;
+        fn prod() = Composite(|call| prod(call, &[], false, call.optional_dtype(1))), out: [GivesDType], autocast: Full;
     /// Returns the product over a dimension. Integers and truth values are multiplied in i64.
     "prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn prod_dim(dim: int, keepdim: bool) = Composite(|call| {
             prod(call, &[call.int(1)], call.bool(2), call.optional_dtype(3))
-        }), out_form: "prod.int_out", autocast: Full;
+        }), out_form: "prod.int_out", out: [GivesDType], autocast: Full;
     /// Returns the second tensor, a value of some elements of the first, which share its gradient evenly; NaN counts as equal to
     /// NaN.
     "thalweg::value_among(Tensor self, Tensor value) -> Tensor"
@@ -125,7 +125,7 @@ operators! {
     "nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn nansum(dim: ints, keepdim: bool) = Composite(|call| {
             reduce(call, &NANSUM, &dims(call, 1), call.bool(2), call.optional_dtype(3))
-        });
+        }), out: [GivesDType];
     /// Returns the mean of the elements that are not NaN over dimensions, all of them if the list is empty.
     "nanmean(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn nanmean(dim: ints, keepdim: bool) = Composite(nanmean), autocast: Parts;
@@ -181,6 +181,9 @@ operators! {
     "logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"
         fn logsumexp(dim: ints, keepdim: bool) = Composite(|call| {
             let x = call.tensor(0);
+            if x.dtype().is_complex() {
+                return logarithm_of_complex_sum(x, &call.ints(1), call.bool(2)).map(single);
+            }
             let dtype = (!x.dtype().is_floating_point()).then(default_dtype);
             reduce(call, &LOGSUMEXP, &call.ints(1), call.bool(2), dtype)
         }), autocast: Full;
@@ -292,6 +295,18 @@ fn sum(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Res
         true => reduce(call, &WIDE_SUM, dim, keepdim, None),
         false => reduce(call, &SUM, dim, keepdim, dtype),
     }
+}
+
+/// Returns ln Σ eᶻ of complex numbers. The shift by the greatest real part changes no result, so no gradient flows through it.
+fn logarithm_of_complex_sum(z: &Tensor, dim: &[i64], keepdim: bool) -> Result<Tensor> {
+    if z.elements() == 0 {
+        return z.sum(dim, keepdim)?.log();
+    }
+    let shift = z.detach().real()?.amax(dim, true)?;
+    let shift = shift.isfinite()?.select_where(&shift, &shift.zeros_like()?)?;
+    let sum = z.sub(&shift)?.exp()?.sum(dim, keepdim)?.log()?;
+    let shift = if keepdim { shift } else { shift.reshape(sum.shape())? };
+    sum.add(&shift)
 }
 
 /// Returns the mean of floats or complex numbers, in a requested dtype.

@@ -17,10 +17,10 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the sum of the elements up to each along a dimension. Integers and truth values are summed in i64.
     "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"
-        fn cumsum(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumsum")?)), first: Consumed, autocast: Full;
+        fn cumsum(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumsum")?)), out: [GivesDType], first: Consumed, autocast: Full;
     /// Returns the product of the elements up to each along a dimension. Integers and truth values are multiplied in i64.
     "cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"
-        fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?)), first: Consumed, autocast: Full;
+        fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?)), out: [GivesDType], first: Consumed, autocast: Full;
     /// Returns ln of the sum of eˣ of the elements up to each along a dimension, without overflow.
     "logcumsumexp(Tensor self, int dim) -> Tensor"
         fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP), out: [FirstOfFirst], first: Consumed, complex: Parts(|call| logarithms_of_complex(call.tensor(0), call.int(1)).map(single));

@@ -264,3 +264,17 @@ fn transforms_of_real_numbers_go_there_and_back() {
         crate::support::assert_close(&values(&x.grad().unwrap()), &list, 1e-12);
     }
 }
+
+#[test]
+fn the_logarithm_of_a_sum_of_exponentials_is_shifted() {
+    let z = [(1.0, 2.0), (0.5, -1.0), (1000.0, 0.25), (999.0, -2.0)];
+    let result = call("logsumexp", &[Value::Tensor(complex(&z, &[2, 2])), Value::Ints(vec![1])]).unwrap();
+    for (row, (re, im)) in z.map(|(re, im)| (f64::from(re), f64::from(im))).chunks(2).zip(numbers(&result)) {
+        let shift = row[0].0.max(row[1].0);
+        let sum = row.iter().fold((0.0, 0.0), |sum, (re, im)| {
+            (sum.0 + (re - shift).exp() * im.cos(), sum.1 + (re - shift).exp() * im.sin())
+        });
+        let expected = (sum.0.hypot(sum.1).ln() + shift, sum.1.atan2(sum.0));
+        assert!((re - expected.0).abs() < 1e-4 && (im - expected.1).abs() < 1e-5, "{re}, {im}: {expected:?}");
+    }
+}

@@ -65,7 +65,7 @@ fn operators_name_the_call_and_its_line() {
     );
     says(
         Tensor::zeros(&[1 << 62], DType::F64, &device()),
-        "full([4611686018427387904] float64 on sim:0): Storage size calculation overflowed",
+        "zeros([4611686018427387904] float64 on sim:0): Storage size calculation overflowed",
     );
     says(Tensor::arange(2, 0, 1, DType::Bool, &device()), "arange([2] bool on sim:0): ");
     says(Tensor::from_slice(&[1.0f32], &[2], &device()), "from_slice([2] float32 on sim:0): the shape has 2");
@@ -248,4 +248,26 @@ fn text_of_a_tensor_leaves_a_capture_alone() -> Result<()> {
     assert!(text.0.contains("is not read while the stream captures"), "{}", text.0);
     assert_eq!(text.1.to_vec::<f64>()?, x.mul_scalar(2.0)?.to_vec::<f64>()?);
     Ok(())
+}
+
+#[test]
+fn what_cannot_be_made_is_named_as_it_was_called() {
+    let shape = [1usize << 45];
+    for (name, made) in [
+        ("zeros", Tensor::zeros(&shape, DType::F32, &device())),
+        ("ones", Tensor::ones(&shape, DType::F32, &device())),
+        ("full", Tensor::full(&shape, 1.0, DType::F32, &device())),
+    ] {
+        let error = made.unwrap_err();
+        assert!(error.is_out_of_memory() && error.to_string().starts_with(&format!("{name}([")), "{error}");
+        assert_eq!(error.location().map(|location| location.file()), Some(file!()));
+    }
+}
+
+#[test]
+fn a_fill_that_is_refused_is_named_as_such() {
+    let leaf = Tensor::zeros(&[2], DType::F32, &device()).unwrap().requires_grad_().unwrap();
+    let error = leaf.fill_(1.0).unwrap_err();
+    assert!(error.to_string().starts_with("fill_([2] float32"), "{error}");
+    assert_eq!(error.location().map(|location| location.file()), Some(file!()));
 }

@@ -3,7 +3,8 @@
 use thalweg_ir::DType;
 use thalweg_lock::Mutex;
 use thalweg_nn::functional::dropout;
-use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
+use thalweg_runtime::{CaptureOptions, Device, Environment, Graph, Result, Stream};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::graph::tree::{DecisionKind, FunctionOptions, Steps};
 use thalweg_tensor::graph::{GraphTreeManager, GraphTreeOptions, LiveOutputs};
@@ -509,4 +510,24 @@ fn pools_are_given_up_when_they_are_too_large() {
     let reason = tree.eager_reason(functions[0]).unwrap();
     assert!(reason.contains("the limit"), "{reason}");
     assert!(tree.pool_bytes() <= limit);
+}
+
+#[test]
+fn where_the_driver_caches_memory_functions_run_without_graphs() {
+    for settings in ["backend:cudaMallocAsync", "backend:native"] {
+        let variable = |name: &str| (name == "PYTORCH_CUDA_ALLOC_CONF").then(|| settings.to_owned());
+        let environment = Environment::from_variables(variable);
+        let driver = SimDriver::new(SimConfig::default()).unwrap();
+        let device = &Device::all_of(driver, &environment).unwrap()[0];
+        let stream = Stream::new(device).unwrap();
+        let _current = stream.make_current();
+        let mut tree = tree(device);
+        let two = tree.register("two", FunctionOptions::default(), two).unwrap();
+        for _ in 0..3 {
+            let outputs = tree.call(two, vec![tensor(&[1.0, 10.0], device)]).unwrap();
+            assert_eq!((read(&outputs[0]), read(&outputs[1])), (vec![3.0, 30.0], vec![2.0, 11.0]));
+        }
+        let eager = if settings == "backend:native" { 0 } else { 3 };
+        assert_eq!((tree.counters().eager, tree.graphs()), (eager, usize::from(eager == 0)), "{settings}");
+    }
 }

@@ -1,8 +1,9 @@
 //! Reading and writing at indices: values compared with plain loops, gradients with finite differences, and indices out of range.
 
 use thalweg_ir::DType;
-use thalweg_tensor::Tensor;
+use thalweg_runtime::Result;
 use thalweg_tensor::dispatch::{Value, find_operator};
+use thalweg_tensor::{Tensor, i};
 
 use crate::support::{
     assert_close, check_gradient, device, expect_out_of_range, on_own_device, random, tensor, values,
@@ -219,4 +220,35 @@ fn frequent_rows_of_an_embedding_may_get_less_gradient() {
     let classes = call("one_hot", vec![of(&index), Value::Int(-1)]);
     assert_eq!(classes.shape(), [5, 4]);
     assert_eq!(values(&classes.sum(&[0], false).unwrap()), [0.0, 3.0, 1.0, 1.0]);
+}
+
+#[test]
+fn a_subscript_of_nothing_but_an_ellipsis_is_a_view() {
+    let x = random(&[2, 3], 15);
+    for part in [x.i(i![...]), x.i([])].map(Result::unwrap) {
+        assert!(part.shares_storage_with(&x) && part.is_view() && !part.is_same(&x));
+        part.set_requires_grad(true).unwrap();
+        assert!(!x.requires_grad());
+    }
+}
+
+#[test]
+fn numbers_beside_wide_floats_are_not_rounded() {
+    let x = tensor(&[1.0, 2.0], &[2], DType::F64);
+    let mask = x.gt_scalar(1.5).unwrap();
+    let chosen = call("where.ScalarOther", vec![of(&mask), of(&x), Value::Float(0.1)]);
+    assert_eq!(values(&chosen), [0.1, 2.0]);
+    let chosen = call("where.ScalarSelf", vec![of(&mask), Value::Float(0.1), of(&x)]);
+    assert_eq!(values(&chosen), [1.0, 0.1]);
+    let half = x.to_dtype(DType::F16).unwrap();
+    let chosen = call("where.ScalarOther", vec![of(&mask), of(&half), Value::Float(-1e40)]);
+    assert_eq!(values(&chosen), [f64::NEG_INFINITY, 2.0]);
+}
+
+#[test]
+fn indices_of_several_dimensions_are_written_in_place() {
+    let x = tensor(&[0.0; 6], &[2, 3], DType::F64);
+    let places = [Some(indices(&[0, 1, 0], &[3])), Some(indices(&[2, 0, 2], &[3]))];
+    x.index_put_(&places, &tensor(&[1.0, 2.0, 4.0], &[3], DType::F64), true).unwrap();
+    assert_eq!(values(&x), [0.0, 0.0, 5.0, 2.0, 0.0, 0.0]);
 }

@@ -191,3 +191,31 @@ fn saved_indices_are_given_back_by_backward() {
     loss.backward().unwrap();
     assert!(device.memory_allocated() < 1 << 20, "{} bytes are left", device.memory_allocated());
 }
+
+#[test]
+fn a_leaf_that_is_a_view_is_not_written_through_views_of_it() {
+    let x = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0], &[4], &device()).unwrap();
+    let leaf = x.view((2, 2)).unwrap().requires_grad_().unwrap();
+    let row = leaf.select(0, 1).unwrap();
+    let writes = [
+        row.mul_scalar_(2.0),
+        row.fill_(0.0),
+        leaf.assign(thalweg_tensor::i![0, 1], &Tensor::zeros(&[], DType::F64, &device()).unwrap()),
+    ];
+    for write in writes {
+        let error = write.expect_err("the write was not refused");
+        assert!(error.to_string().contains("a view of a leaf Variable that requires grad"), "{error}");
+    }
+    assert_eq!(values(&leaf), [1.0, 2.0, 3.0, 4.0]);
+    no_grad(|| row.mul_scalar_(2.0)).unwrap();
+    assert_eq!(values(&leaf), [1.0, 2.0, 6.0, 8.0]);
+}
+
+#[test]
+fn a_tensor_is_not_its_own_gradient() {
+    let x = leaf(&[1.0, 2.0]);
+    let error = x.set_grad(Some(x.clone())).unwrap_err();
+    assert!(error.is_invalid_argument() && error.location().is_some(), "{error}");
+    assert!(x.grad().is_none());
+    x.set_grad(Some(x.detach())).unwrap();
+}

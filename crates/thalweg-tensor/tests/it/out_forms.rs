@@ -243,3 +243,64 @@ fn memory_grows_in_place() {
 fn call_one(name: &str, arguments: &[Argument<'_>]) -> Tensor {
     find_operator(name).unwrap().call(arguments, None, Label::here("one")).unwrap().swap_remove(0)
 }
+
+#[test]
+fn a_refused_call_has_written_nothing() {
+    let memory = tensor(&[1.0, 2.0], &[2], DType::F32);
+    let column = memory.view((2, 1)).unwrap();
+    for (name, arguments) in [
+        (
+            "add.out",
+            vec![(&memory).into(), (&memory).into(), Argument::Scalar(1i64.into()), (&column).into()],
+        ),
+        ("exp.out", vec![(&memory).into(), (&column).into()]),
+        ("eq.Scalar_out", vec![(&memory).into(), Argument::Scalar(1i64.into()), (&column).into()]),
+    ] {
+        let error = call(name, &arguments).unwrap_err();
+        assert!(error.is_invalid_argument(), "{name}: {error}");
+        assert_eq!(values(&memory), [1.0, 2.0], "{name}");
+    }
+}
+
+#[test]
+fn sums_are_computed_in_the_dtype_that_they_are_written_in() {
+    let x = tensor(&[1.5, 1.5, 1.5], &[3], DType::F32);
+    let third = tensor(&[1.0 / 3.0; 3], &[3], DType::F32);
+    let rounded = f64::from(1.0f32 / 3.0);
+    let (none, dims) = (Argument::None, Argument::Ints(&[0]));
+    for (name, arguments, whole, exact) in [
+        ("sum.IntList_out", vec![dims, false.into(), none], vec![3.0], vec![3.0 * rounded]),
+        ("nansum.out", vec![dims, false.into(), none], vec![3.0], vec![3.0 * rounded]),
+        ("prod.int_out", vec![0i64.into(), false.into(), none], vec![1.0], vec![rounded.powi(3)]),
+        (
+            "cumsum.out",
+            vec![0i64.into(), none],
+            vec![1.0, 2.0, 3.0],
+            vec![rounded, 2.0 * rounded, 3.0 * rounded],
+        ),
+        (
+            "cumprod.out",
+            vec![0i64.into(), none],
+            vec![1.0; 3],
+            vec![rounded, rounded.powi(2), rounded.powi(3)],
+        ),
+    ] {
+        for (input, dtype, expected) in [(&x, DType::I64, &whole), (&third, DType::F64, &exact)] {
+            let out = empty(&[0], dtype);
+            let arguments: Vec<_> =
+                [input.into()].into_iter().chain(arguments.iter().copied()).chain([(&out).into()]).collect();
+            call(name, &arguments).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_close(&values(&out), expected, 1e-15);
+        }
+        let out = empty(&[0], DType::F64);
+        let mut arguments: Vec<_> =
+            [(&x).into()].into_iter().chain(arguments).chain([(&out).into()]).collect();
+        let place = arguments.len() - 2;
+        arguments[place] = DType::F32.into();
+        let error = call(name, &arguments).unwrap_err();
+        assert!(
+            error.to_string().contains("Expected out tensor to have dtype float, but got double"),
+            "{error}"
+        );
+    }
+}

@@ -1,14 +1,15 @@
 //! PyTorch's rules where mistakes are easy: promotion, values that a dtype cannot represent, odd bounds, classes out of range,
 //! options without effect. The expectations are the results and refusals of PyTorch 2.11.
 
-use thalweg_ir::{DType, Scalar};
+use thalweg_ir::{DType, Scalar, c128};
 use thalweg_nn::functional::{
     AttentionOptions, ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, dropout, embedding,
     layer_norm, nll_loss, packed_attention, scaled_dot_product_attention,
 };
 use thalweg_nn::optim::{Adam, AdamOptions};
-use thalweg_runtime::Result;
+use thalweg_runtime::{Label, Result};
 use thalweg_tensor::Tensor;
+use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 use crate::support::{device, expect_out_of_range, on_own_device, random, tensor, values};
@@ -78,7 +79,7 @@ fn truth_values_are_added_and_multiplied() {
     check(x.mul(&y), [0.0, 0.0, 0.0, 1.0]);
     check(x.maximum(&y), [0.0, 1.0, 1.0, 1.0]);
     check(x.minimum(&y), [0.0, 0.0, 0.0, 1.0]);
-    assert_refused(x.sub(&y), "not defined for truth values");
+    assert_refused(x.sub(&y), "with two bool tensors is not supported");
     assert_refused(x.neg(), "Negation, the `-` operator, on a bool tensor is not supported");
 }
 
@@ -461,4 +462,36 @@ fn floats_of_8_bits_are_stored_cast_filled_and_copied() {
         let square = filled.reshape(&[3, 1]).unwrap();
         assert!(square.matmul(&square.transpose(0, 1).unwrap()).unwrap_err().is_invalid_argument());
     }
+}
+
+#[test]
+fn truth_values_are_not_subtracted() {
+    let (truth, x) = (ones(&[2], DType::Bool), ones(&[2], DType::F32));
+    let one = "with a bool tensor is not supported";
+    assert_refused(x.sub(&truth), one);
+    assert_refused(truth.sub(&x), one);
+    assert_refused(truth.sub_scalar(1), one);
+    assert_refused(truth.rsub_scalar(1), one);
+    assert_refused(x.sub_scalar(true), one);
+    assert_refused(x.sub_(&truth), one);
+    assert_refused(truth.sub_scalar(true), "with two bool tensors is not supported");
+}
+
+#[test]
+fn factors_have_the_kind_of_what_they_multiply() {
+    let (x, whole) = (ones(&[2], DType::F32), ones(&[2], DType::I64));
+    let add = |x: &Tensor, other: Argument<'_>, alpha: Argument<'_>| {
+        let name = if matches!(other, Argument::Tensor(_)) { "add.Tensor" } else { "add.Scalar" };
+        find_operator(name)?.call(&[x.into(), other, alpha], None, Label::here("add"))
+    };
+    let imaginary = Argument::Complex(c128::new(0.0, 1.0));
+    assert_refused(add(&x, (&x).into(), imaginary), "argument alpha must not be a complex number");
+    assert_refused(add(&x, 2i64.into(), imaginary), "argument alpha must not be a complex number");
+    assert_refused(add(&whole, 2i64.into(), imaginary), "argument alpha must not be a floating point number");
+    assert_refused(
+        add(&whole, 2i64.into(), 1.5.into()),
+        "argument alpha must not be a floating point number",
+    );
+    assert_refused(add(&whole, 2i64.into(), true.into()), "Boolean alpha only supported for Boolean results");
+    assert_eq!(values(&add(&whole, 2.5.into(), 1.5.into()).unwrap()[0]), [4.75; 2]);
 }

@@ -116,6 +116,8 @@ pub struct GraphTreeManager {
     capture_stream: Stream,
     /// The stream of the last replay.
     last_stream: Option<Stream>,
+    /// Whether the allocator caches memory, without which pools cannot be put back to the state after a node.
+    has_cache: bool,
     /// The number of calls so far, which orders uses by age.
     clock: u64,
     counters: GraphTreeCounters,
@@ -141,6 +143,7 @@ impl GraphTreeManager {
             current: None,
             capture_stream: Stream::new(device)?,
             last_stream: None,
+            has_cache: device.allocator().settings().is_cached_here(),
             clock: 0,
             counters: GraphTreeCounters::default(),
             log: DecisionLog::default(),
@@ -283,6 +286,9 @@ impl GraphTreeManager {
 
     /// Returns the reason why a call must run eagerly this time, if it must.
     fn reason_against(&self, index: usize, key: &CallKey, inputs: &CallInputs) -> Option<String> {
+        if !self.has_cache {
+            return Some("the allocator's settings leave caching to the driver, or turn it off".to_owned());
+        }
         let function = &self.functions[index];
         let limit = self.options.shape_limit;
         if !function.warm.contains_key(key) && function.warm.len() >= limit {
