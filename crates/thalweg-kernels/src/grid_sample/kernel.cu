@@ -51,7 +51,7 @@ static __device__ __forceinline__ Place clipped(const Place place, const Sum las
     return {place.at >= last ? last : Sum(0), Sum(0)};
 }
 
-// A place that is no number of an element, which is outside of every image.
+// A place, outside of every image if it cannot be the number of an element.
 static __device__ __forceinline__ Place bounded(const Place place) {
     return place.at >= Sum(-2147483648.0) && place.at <= Sum(2147483646.0) ? place : Place{Sum(-100), Sum(0)};
 }

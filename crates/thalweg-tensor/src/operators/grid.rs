@@ -49,7 +49,7 @@ fn clipped(place: &Tensor, last: f64) -> Result<Tensor> {
     is_inside.select_where(place, &bound)
 }
 
-/// Returns positions; one that is no number of an element (NaN, infinite, or large) is outside of every image, and has no gradient.
+/// Returns positions; one that cannot be the number of an element (NaN, infinite, or large) is outside of every image and has no gradient.
 fn bounded(place: &Tensor) -> Result<Tensor> {
     let known = place.detach();
     let [least, most] = [f64::from(i32::MIN), f64::from(i32::MAX) - 1.0];

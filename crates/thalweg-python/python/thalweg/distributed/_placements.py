@@ -35,7 +35,8 @@ class Shard(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class _StridedShard(Placement):
-    """Each rank has its part of each of several parts of a dimension, as if that had been divided before. It is no `Shard`, as in PyTorch."""
+    """Each rank has its part of each of several parts of a dimension, as if that had been divided before. As in PyTorch, this class does not derive
+    from `Shard`."""
 
     dim: int
     split_factor: int = dataclasses.field(kw_only=True)
