@@ -555,15 +555,17 @@ fn accepted(mut fused: Loop, members: [&Loop; 2], machine: &Machine) -> Result<L
     let wanted: SmallVec<[_; 2]> = members
         .iter()
         .filter(|(member, _)| rounds(&member.launch.body))
-        .map(|(_, class)| order(class))
+        .map(|(member, class)| order(&member.launch, class))
         .collect();
     let mut class = planned(&fused)?;
-    if let Some(&first) = wanted.iter().find(|wanted| **wanted != order(&class)) {
-        fused.launch.lanes = Some(first.0);
+    let mut found = order(&fused.launch, &class);
+    if let Some(first) = wanted.iter().find(|wanted| **wanted != found) {
+        fused.launch.lanes = Some(first.lanes);
         fused.class = OnceCell::new();
         class = planned(&fused)?;
+        found = order(&fused.launch, &class);
     }
-    if wanted.iter().any(|wanted| *wanted != order(&class)) {
+    if wanted.iter().any(|wanted| *wanted != found) {
         return Err(Refusal::Order);
     }
     keeps_form(&fused, class, members)?;
@@ -606,7 +608,7 @@ fn is_staged_alike(fused: &Loop, member: &Loop, machine: &Machine) -> bool {
         let order_of = |step: &Step| {
             let plan =
                 step.launch.plan(of.alignment_bytes, machine.shared_memory_bytes, machine.has_clusters);
-            plan.ok().map(|plan| (order(&plan.class), plan.geometry.inner_shape))
+            plan.ok().map(|plan| (order(&step.launch, &plan.class), plan.geometry.inner_shape))
         };
         steps.list.iter().map(order_of).collect()
     };
@@ -617,12 +619,38 @@ fn is_staged_alike(fused: &Loop, member: &Loop, machine: &Machine) -> bool {
         && !has_exponentials(body)
 }
 
-/// The order in which a class combines the points of a row, by lanes, levels, whether it is online, and the vectors of rows that begin
-/// within one.
-type Order = (u16, u8, bool, Option<u8>);
+/// The order in which a launch combines the points of a row.
+#[derive(PartialEq, Eq, Debug)]
+struct Order {
+    lanes: u16,
+    levels: u8,
+    is_online: bool,
+    /// For rows that begin within a vector: the elements of a vector, and the row dimensions, as far as they move the begin.
+    shift: Option<(u8, SmallVec<[(u64, u64); 4]>)>,
+}
 
-fn order(class: &Class) -> Order {
-    (class.lanes, class.cascade, class.online, class.shifted.then_some(class.vector))
+fn order(launch: &LoopLaunch, class: &Class) -> Order {
+    let shift = class.shifted.then(|| (class.vector, shifts(launch, u64::from(class.vector))));
+    Order { lanes: class.lanes, levels: class.cascade, is_online: class.online, shift }
+}
+
+/// Returns the extents of the row dimensions, and their strides modulo a vector, of the operands that are read point by point, which have
+/// one distance between rows. Neighbours that move the begin like one are one.
+fn shifts(launch: &LoopLaunch, vector: u64) -> SmallVec<[(u64, u64); 4]> {
+    let walks = |strides: &SmallVec<[u64; 6]>| strides[launch.rows.len()..].iter().any(|&stride| stride > 0);
+    let inputs = 0..launch.body.inputs.len();
+    let of = inputs.filter_map(|input| strides(launch, input).map(SmallVec::from_iter)).find(walks);
+    let mut found: SmallVec<[(u64, u64); 4]> = SmallVec::new();
+    for (&extent, stride) in launch.rows.iter().zip(of.unwrap_or_default()).filter(|(extent, _)| **extent > 1)
+    {
+        match found.last_mut() {
+            Some((former, step)) if *step == stride * extent as u64 % vector => {
+                (*former, *step) = (*former * extent as u64, stride % vector);
+            }
+            _ => found.push((extent as u64, stride % vector)),
+        }
+    }
+    found
 }
 
 fn has_exponentials(body: &Body) -> bool {

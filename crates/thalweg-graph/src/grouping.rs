@@ -136,6 +136,5 @@ impl Grouping<'_> {
 fn shared_bytes(first: &Loop, second: &Loop) -> u64 {
     let is_written = |read: &Touched| first.writes().iter().any(|write| write.overlaps(read));
     let shared = |read: &&Touched| first.reads().contains(read) || is_written(read);
-    let bytes = |read: &Touched| read.end - read.start;
-    second.reads().iter().filter(shared).map(bytes).sum()
+    second.reads().iter().filter(shared).map(|read| read.bytes).sum()
 }

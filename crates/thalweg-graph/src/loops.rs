@@ -73,6 +73,14 @@ impl Loop {
         self.alignment_bytes = 1 << bits.trailing_zeros().min(8);
     }
 
+    /// Renames the nodes that the loop consists of, each of which may then be there once for several.
+    pub fn rename(&mut self, mut rename: impl FnMut(&mut u32)) {
+        self.members.iter_mut().for_each(&mut rename);
+        self.members.sort_unstable();
+        self.members.dedup();
+        self.numbers.iter_mut().for_each(|(node, _)| rename(node));
+    }
+
     /// Returns the ranges that are read.
     pub fn reads(&self) -> &[Touched] {
         &self.touched[..self.inputs.len()]

@@ -9,6 +9,7 @@ use crate::arena::{Interval, offsets};
 use crate::grouping::{Apart, grouped, live};
 use crate::loops::Loop;
 use crate::machine::Machine;
+use crate::parts::divided;
 use crate::segment::{Lifetime, Operand, Segment, Touched};
 use crate::twins::join_twins;
 
@@ -62,7 +63,24 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         joined = changed;
         segment = &joined;
     }
-    let (loops, apart) = grouped(segment, live, machine);
+    let divided = divided(segment, &live);
+    let (mut loops, mut apart) = grouped(segment, live, machine);
+    let parts;
+    if let Some(mut found) = divided {
+        let (mut others, mut others_apart) =
+            grouped(&found.segment, std::mem::take(&mut found.live), machine);
+        if cost(&others) < cost(&loops) {
+            let whole = |number: &mut u32| *number = found.origins[*number as usize];
+            others.iter_mut().for_each(|of| of.rename(whole));
+            others_apart
+                .iter_mut()
+                .for_each(|apart| [&mut apart.first, &mut apart.second].into_iter().for_each(whole));
+            (loops, apart) = (others, others_apart);
+            apart.dedup();
+            parts = found.segment;
+            segment = &parts;
+        }
+    }
     let lives = |lifetime: Lifetime| {
         let is_touched =
             |memory: &u32| loops.iter().any(|of| of.touched.iter().any(|touched| touched.memory == *memory));
@@ -82,7 +100,7 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         .collect();
     let (placed, arena_bytes) =
         offsets(&intervals, |former, next| writes_over(&loops[next.first], former, next));
-    let bytes = |touched: &[Touched]| touched.iter().map(|touched| touched.end - touched.start).sum::<u64>();
+    let bytes = |touched: &[Touched]| touched.iter().map(|touched| touched.bytes).sum::<u64>();
     let traffic_bytes = [
         segment.nodes.iter().map(|node| bytes(&node.touched())).sum(),
         loops.iter().map(|of| bytes(&of.touched)).sum(),
@@ -96,6 +114,15 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         twins,
         traffic_bytes,
     }
+}
+
+/// The bytes that a GPU moves in the time of a launch.
+const BYTES_OF_A_LAUNCH: u64 = 4 << 20;
+
+/// Returns the cost of loops, in bytes that are moved.
+fn cost(loops: &[Loop]) -> u64 {
+    loops.iter().flat_map(|of| &of.touched).map(|touched| touched.bytes).sum::<u64>()
+        + BYTES_OF_A_LAUNCH * loops.len() as u64
 }
 
 /// Returns whether two nodes have one body and read the same.
@@ -161,7 +188,9 @@ impl fmt::Display for Described<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { program, names } = self;
         let [before, after] = program.traffic_bytes;
-        let computed: usize = program.steps.iter().map(|step| step.members.len()).sum();
+        // A loop that is divided may be a member of several steps.
+        let is_computed = |node: &u32| program.steps.iter().any(|step| step.members.contains(node));
+        let computed = (0..names.len() as u32).filter(is_computed).count();
         writeln!(
             f,
             "{} loops as {} kernels, {before} bytes moved as {after}, arena {} bytes",

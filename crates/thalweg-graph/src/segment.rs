@@ -66,12 +66,35 @@ pub(crate) struct Touched {
     pub memory: u32,
     pub start: u64,
     pub end: u64,
+    /// The bytes of the elements.
+    pub bytes: u64,
+    /// The parts of lines in which all elements are, for two lengths of lines: the shortest and the longest. Both are the same if there is
+    /// one; a length of 0 stands for none.
+    lines: [Line; 2],
+}
+
+/// A part of each line of a memory that is divided into lines of one length, in bytes. It may wrap around the line's end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Line {
+    length: u64,
+    start: u64,
+    width: u64,
+}
+
+impl Line {
+    fn is_apart(&self, other: &Self) -> bool {
+        let to_other =
+            |own: &Self, other: &Self| (other.start + own.length - own.start) % own.length >= own.width;
+        self.length > 0 && self.length == other.length && to_other(self, other) && to_other(other, self)
+    }
 }
 
 impl Touched {
-    /// Returns whether two ranges have a byte in common.
+    /// Returns whether two ranges have a byte in common. Ranges that do may still be said to have one.
     pub fn overlaps(&self, other: &Self) -> bool {
-        self.memory == other.memory && self.start < other.end && other.start < self.end
+        let are_apart =
+            || self.lines.iter().any(|line| other.lines.iter().any(|others| line.is_apart(others)));
+        self.memory == other.memory && self.start < other.end && other.start < self.end && !are_apart()
     }
 }
 
@@ -83,23 +106,39 @@ pub(crate) fn dtypes(body: &Body) -> impl Iterator<Item = DType> {
 
 /// Returns the range that an operand with a placement touches in a launch.
 pub(crate) fn touched(launch: &LoopLaunch, operand: Operand, placement: &Placement, dtype: DType) -> Touched {
-    let elements = match placement {
-        Placement::Gathered(elements) => *elements,
+    let (memory, start, size) = (operand.memory, operand.offset, dtype.size_bytes() as u64);
+    let dims: SmallVec<[(u64, u64); 6]> = match placement {
+        Placement::Gathered(elements) => {
+            let bytes = elements * size;
+            return Touched { memory, start, end: start + bytes, bytes, lines: [Line::default(); 2] };
+        }
         Placement::Strided { rows, inner } => {
             // A result of rows has no inner strides, and is written even where a row has no points.
             let rows = launch.rows.iter().zip(rows);
-            let dims: SmallVec<[(u64, u64); 6]> = rows
-                .chain(launch.inner.iter().zip(inner))
-                .map(|(&extent, &stride)| (extent as u64, stride))
-                .collect();
-            match dims.iter().any(|(extent, _)| *extent == 0) {
-                true => 0,
-                false => 1 + dims.iter().map(|(extent, stride)| (extent - 1) * stride).sum::<u64>(),
-            }
+            let dims = rows.chain(launch.inner.iter().zip(inner));
+            dims.map(|(&extent, &stride)| (extent as u64, stride * size)).collect()
         }
     };
-    let start = operand.offset;
-    Touched { memory: operand.memory, start, end: start + elements * dtype.size_bytes() as u64 }
+    if dims.iter().any(|(extent, _)| *extent == 0) {
+        return Touched { memory, start, end: start, bytes: 0, lines: [Line::default(); 2] };
+    }
+    let mut walked: SmallVec<[(u64, u64); 6]> =
+        dims.into_iter().filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
+    walked.sort_unstable_by_key(|&(_, stride)| stride);
+    let mut lines: SmallVec<[Line; 4]> = SmallVec::new();
+    // Longer lines show something new if they leave out more than the shorter ones do.
+    let (mut width, mut gap) = (size, 0);
+    for (number, &(extent, length)) in walked.iter().enumerate() {
+        let is_line = walked[number..].iter().all(|(_, stride)| stride.is_multiple_of(length));
+        if is_line && width + gap < length {
+            lines.push(Line { length, start: start % length, width });
+            gap = length - width;
+        }
+        width += (extent - 1) * length;
+    }
+    let ends = [lines.first(), lines.last()].map(|line| line.copied().unwrap_or_default());
+    let bytes = walked.iter().fold(size, |bytes, (extent, _)| bytes.saturating_mul(*extent)).min(width);
+    Touched { memory, start, end: start + width, bytes, lines: ends }
 }
 
 impl Node {

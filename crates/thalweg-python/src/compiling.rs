@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Once;
 
 use pyo3::prelude::*;
-use thalweg::Environment;
 use thalweg::tensor::compile::{self, Region};
+use thalweg::{Device, Environment};
 
 use crate::failure::run;
 use crate::lines::Reader;
@@ -87,11 +87,39 @@ fn _compile_counters() -> (u64, u64, u64, u64, u64) {
     (counters.loops, counters.segments, counters.kernels, counters.programs, counters.passed)
 }
 
+/// Returns whether commands take time on a GPU beside the host: the current device is not simulated.
+#[pyfunction]
+fn _waits_for_gpu(py: Python<'_>) -> PyResult<bool> {
+    run(py, || Device::current().map(|device| !device.is_simulated() && !device.is_meta()))
+}
+
+/// Waits for all work of the current device.
+#[pyfunction]
+fn _await_gpu(py: Python<'_>) -> PyResult<()> {
+    run(py, || Device::current()?.synchronize())
+}
+
+/// Returns whether the current stream captures.
+#[pyfunction]
+fn _is_capturing(py: Python<'_>) -> PyResult<bool> {
+    run(py, || Device::current()?.current_stream().is_capturing())
+}
+
+/// Returns the bytes that are free on the current device, and the most that the program had allocated.
+#[pyfunction]
+fn _free_and_peak_bytes(py: Python<'_>) -> PyResult<(u64, u64)> {
+    run(py, || {
+        let device = Device::current()?;
+        let info = device.driver().memory_info(device.index())?;
+        Ok((info.free_bytes, device.max_memory_allocated()))
+    })
+}
+
 /// Registers the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     functions![module;
         _begin_compiled, _begin_uncompiled, _end_compiled, _is_compiling, _forget_programs, _kernel_folder,
-        _compile_counters
+        _compile_counters, _waits_for_gpu, _await_gpu, _is_capturing, _free_and_peak_bytes
     ];
     Ok(())
 }

@@ -7,6 +7,7 @@
 //! passed.
 //!
 //! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
+//! Operators in a row that read the same result share its [cast](last).
 //! The cast of a parameter of a fused optimizer is kept across regions, and the optimizer's launch updates it together with the
 //! parameter ([`KeptCast`]). Backward passes cast nothing: their operators compute in the dtypes of the forward pass, unless a
 //! function in the pass opens a region. The gradient of such a leaf is a product or a sum computed in f32, where PyTorch rounds
@@ -14,6 +15,7 @@
 //! it.
 
 mod kept;
+mod last;
 
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
@@ -97,8 +99,9 @@ pub fn is_autocast_enabled() -> bool {
     CURRENT.get().is_some_and(|options| options.enabled)
 }
 
-/// Discards the casts of leaves that this thread keeps. Call it after a leaf was written inside a region.
+/// Discards the casts that this thread keeps. Call it after a leaf was written inside a region.
 pub fn clear_autocast_cache() {
+    last::clear();
     let _dropped_outside = CASTS.try_with(RefCell::take);
 }
 
@@ -297,11 +300,14 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
     }
     let is_of_leaf =
         dtype == options.dtype && tensor.dtype() == DType::F32 && tensor.requires_grad() && tensor.is_leaf();
-    if !is_of_leaf {
-        return tensor.to_dtype(dtype);
-    }
     if !options.cache_enabled {
-        return Ok(recorded(tensor, no_grad(|| tensor.to_dtype(dtype))?));
+        return match is_of_leaf {
+            true => Ok(recorded(tensor, no_grad(|| tensor.to_dtype(dtype))?, true)),
+            false => tensor.to_dtype(dtype),
+        };
+    }
+    if !is_of_leaf {
+        return last::cast(tensor, dtype);
     }
     let key = (tensor.identity(), dtype);
     if let Some(found) = kept_cast(&key) {
@@ -310,12 +316,12 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
     let kept = KeptCast::find(tensor);
     let former = kept.as_ref().map(|kept| kept.get(dtype)).transpose()?.flatten();
     let cast = match former {
-        Some(former) => recorded(tensor, former),
+        Some(former) => recorded(tensor, former, true),
         None => {
             let version = tensor.writes();
             let cast = no_grad(|| tensor.to_dtype(dtype))?;
             kept.map_or(Ok(()), |kept| kept.put(&cast, version))?;
-            recorded(tensor, cast)
+            recorded(tensor, cast, true)
         }
     };
     let _ = CASTS.try_with(|casts| casts.borrow_mut().insert(key, (tensor.clone(), cast.clone())));
@@ -329,32 +335,42 @@ fn kept_cast(key: &(usize, DType)) -> Option<Tensor> {
     CASTS.try_with(find).ok().flatten().filter(|cast| cast.requires_grad() || !is_grad_enabled())
 }
 
-/// Returns the cast of a leaf as the result of a node.
-fn recorded(leaf: &Tensor, cast: Tensor) -> Tensor {
+/// Returns the cast of a tensor as the result of a node.
+fn recorded(source: &Tensor, cast: Tensor, is_of_leaf: bool) -> Tensor {
     if !is_grad_enabled() {
         return cast;
     }
     let mut results = [cast];
-    let stream = leaf.device().current_stream();
-    record(Box::new(CastBackward(leaf.dtype())), &[leaf], &mut results, stream);
+    let stream = source.device().current_stream();
+    let node = CastBackward { dtype: source.dtype(), is_of_leaf };
+    record(Box::new(node), &[source], &mut results, stream);
     let [cast] = results;
     cast
 }
 
-/// The backward node of a cast of a leaf of this dtype: it casts the gradient back.
-struct CastBackward(DType);
+/// The backward node of a cast: it casts the gradient back.
+struct CastBackward {
+    /// The dtype of the tensor that was cast.
+    dtype: DType,
+    /// Whether that is a leaf of f32.
+    is_of_leaf: bool,
+}
 
 impl Backward for CastBackward {
     fn name(&self) -> &'static str {
         "copy"
     }
 
+    fn is_of_loops(&self) -> bool {
+        true
+    }
+
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let gradient = gradients[0].as_ref().map(|gradient| gradient.to_dtype(self.0)).transpose()?;
+        let gradient = gradients[0].as_ref().map(|gradient| gradient.to_dtype(self.dtype)).transpose()?;
         Ok(Gradients::from_elem(gradient, 1))
     }
 
     fn is_cast(&self) -> bool {
-        true
+        self.is_of_leaf
     }
 }

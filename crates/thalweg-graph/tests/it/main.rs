@@ -224,12 +224,53 @@ fn points_that_differ_are_not_fused() {
     let mut builder = Builder::default();
     let (x, other) = (builder.input(&[64]), builder.input(&[32]));
     let whole = builder.call(&exp, &[&x]);
-    let part = builder.call(&add, &[&whole.seen(Layout::contiguous(&[32])), &other]);
+    let every_other = whole.seen(Layout::new(&[32], &[2], 0).unwrap());
+    let part = builder.call(&add, &[&every_other, &other]);
     builder.keep(&part);
     let program = builder.plan();
     assert_eq!((program.steps.len(), program.apart[0].reason), (2, Refusal::Spaces));
     let text = program.describe(&["exp".to_owned(), "add".to_owned()]).to_string();
     assert!(text.contains("not fused: exp and add, since their points are different ones"), "{text}");
+}
+
+#[test]
+fn a_loop_is_divided_where_others_read_or_write_its_parts() {
+    // Halves of rows of 64, as the loop over the whole rows writes and reads them.
+    let half = |number: usize| Layout::new(&[48, 32], &[64, 1], 32 * number).unwrap();
+    let mut builder = Builder::default();
+    let x = builder.input(&[48, 64]);
+    let whole = builder.call(&exp, &[&x]);
+    let [first, second] = [0, 1].map(|number| whole.seen(half(number)));
+    let joined = builder.memory(Layout::contiguous(&[48, 64]), DType::F32, Lifetime::Temporary);
+    builder.write_over(&mul, &[&first, &second], &joined.seen(half(1)));
+    builder.write_over(&add, &[&second, &first], &joined.seen(half(0)));
+    let result = builder.call(&exp, &[&joined]);
+    builder.keep(&result);
+    let program = builder.plan();
+    assert_eq!(members(&program), [[0, 1, 2, 3]]);
+    assert_eq!((program.arena_bytes, program.traffic_bytes[1]), (0, 2 * 4 * 48 * 64));
+    let offsets = |operands: &[Operand]| operands.iter().map(|operand| operand.offset).collect::<Vec<_>>();
+    let step = &program.steps[0];
+    assert_eq!((offsets(&step.inputs).len(), offsets(&step.outputs).len()), (2, 2));
+
+    // A part that nothing reads is not computed.
+    let mut builder = Builder::default();
+    let (x, other) = (builder.input(&[64]), builder.input(&[32]));
+    let whole = builder.call(&exp, &[&x]);
+    let part = builder.call(&add, &[&whole.seen(Layout::contiguous(&[32])), &other]);
+    builder.keep(&part);
+    let program = builder.plan();
+    assert_eq!((members(&program), program.traffic_bytes[1]), (vec![vec![0, 1]], 3 * 4 * 32));
+
+    // What is read as a whole and in parts, by loops that are not fused with any part, stays whole.
+    let mut builder = Builder::default();
+    let x = builder.input(&[48, 64]);
+    let whole = builder.call(&exp, &[&x]);
+    let rows = builder.reduce(&SUM, &[&whole], &[1]);
+    let part = builder.reduce(&SUM, &[&whole.seen(half(0))], &[0]);
+    builder.keep(&rows);
+    builder.keep(&part);
+    assert!(builder.plan().steps.len() <= 2);
 }
 
 #[test]

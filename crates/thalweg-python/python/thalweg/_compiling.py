@@ -4,6 +4,7 @@ captured."""
 import functools
 
 from . import _core
+from ._ways import Way
 
 BACKENDS = ("inductor", "cudagraphs", "eager", "aot_eager", "thalweg")
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", "lite")
@@ -46,17 +47,24 @@ def _in_region(begin, function):
     return inside
 
 
-def compiled(function, captures=False, fullgraph=False, tunes=False):
-    """Returns the function with its loops fused, its calls captured as graphs, and its products tuned, if that is requested."""
+def compiled(function, captures=False, fullgraph=False, tunes=False, adaptive=True):
+    """Returns the function with its loops fused, its calls captured as graphs, and its products tuned, if that is requested. If it is `adaptive`,
+    it runs as it is written where that is faster."""
     original, function = function, _tuned(function) if tunes else function
     inside = _in_region(_core._begin_compiled, function)
     if captures:
         from ._capturing import captured
         inside = captured(function, inside, fullgraph)
 
+    way = Way(decides=adaptive and not captures)
+
     @functools.wraps(function)
     def call(*args, **kwargs):
-        return original(*args, **kwargs) if _stance == "force_eager" else inside(*args, **kwargs)
+        if _stance == "force_eager":
+            return original(*args, **kwargs)
+        # Within another compiled function, that one decides.
+        is_written = way.compiles is not True and not _core._is_compiling() and not way.chosen()
+        return function(*args, **kwargs) if is_written else inside(*args, **kwargs)
     call._torchdynamo_orig_callable = original
     call._captured = inside if captures else None
     return call
@@ -116,19 +124,22 @@ def compile(model=None, *, fullgraph=False, dynamic=None, backend="inductor", mo
     In the modes "reduce-overhead" and "max-autotune", and with the option "triton.cudagraphs", a call that is like an earlier one
     replays a graph, and Python does not run. A function for which that would make a difference runs without a graph; with
     `fullgraph` it is an error. With the options "max_autotune" and "numerics", which is "fast" then, products use the algorithm that
-    was measured to be the fastest, whose bits may differ. `THALWEG_EXPLAIN=compile` shows what became one kernel, and what is not captured."""
+    was measured to be the fastest, whose bits may differ. `THALWEG_EXPLAIN=compile` shows what became one kernel, and what is not captured.
+
+    On a GPU, about 20 calls find out whether a function is faster compiled or as it is written, which it is if the host takes longer than the
+    GPU, and the faster way remains. With the option "adaptive", which is False then, it is always compiled."""
     check(backend, mode, options)
     if model is None:
         return lambda model: compile(
             model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
     if disable or backend == "eager":
         return model
-    tunes = _tunes(options or {})
+    tunes, adaptive = _tunes(options or {}), (options or {}).get("adaptive", True)
     captures = mode in CAPTURING or backend == "cudagraphs" or bool((options or {}).get("triton.cudagraphs"))
     from .nn.module import Module
     if isinstance(model, Module):
         from .nn.compiled import OptimizedModule
-        return OptimizedModule(model, captures, fullgraph, tunes)
+        return OptimizedModule(model, captures, fullgraph, tunes, adaptive)
     if not callable(model):
         raise RuntimeError(f"A module or a function is compiled, not {type(model).__name__}")
-    return compiled(model, captures, fullgraph, tunes)
+    return compiled(model, captures, fullgraph, tunes, adaptive)

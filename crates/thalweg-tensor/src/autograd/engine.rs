@@ -1,6 +1,7 @@
 //! The engine: runs the recorded graph backwards.
 //!
-//! A node runs when every node that feeds it has run; among the ready nodes, leaves run first, then the one recorded last.
+//! A node runs when every node that feeds it has run; among the ready nodes, leaves run first, then the one recorded last. A pass
+//! through what a compiled function recorded moves some work in this [order], with the same results.
 //! Everything runs on the calling thread; the work itself is asynchronous on the device.
 //!
 //! # Streams
@@ -12,6 +13,8 @@
 //! a node saved may be memory of another stream as well, and so may the existing gradient of a leaf: both are marked as used on
 //! the stream where the node runs.
 
+mod order;
+
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
@@ -20,6 +23,7 @@ use smallvec::SmallVec;
 use thalweg_profiler::record_operator_with;
 use thalweg_runtime::{Device, Error, Result, Stream, invalid, refuse_if};
 
+use self::order::Late;
 use super::pass::{RunningPass, Runs};
 use super::request::{Asked, Request};
 use super::saved::Unpacked;
@@ -35,11 +39,22 @@ use crate::tensor::Tensor;
 /// The gradients that have arrived for a node's outputs, each with the stream on which it is ready.
 type Buffer = SmallVec<[Option<(Tensor, Stream)>; 2]>;
 
-struct Ready(Arc<Node>);
+/// A node that can run.
+struct Ready {
+    node: Arc<Node>,
+    /// Whether it runs ahead of nodes that were recorded after it.
+    is_ahead: bool,
+}
+
+impl From<Arc<Node>> for Ready {
+    fn from(node: Arc<Node>) -> Self {
+        Self { node, is_ahead: false }
+    }
+}
 
 impl PartialEq for Ready {
     fn eq(&self, other: &Self) -> bool {
-        self.0.sequence == other.0.sequence
+        self.node.sequence == other.node.sequence
     }
 }
 
@@ -53,8 +68,8 @@ impl PartialOrd for Ready {
 
 impl Ord for Ready {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        let key = |node: &Node| (node.is_accumulator(), node.sequence);
-        key(&self.0).cmp(&key(&other.0))
+        let key = |Self { node, is_ahead }: &Self| (node.is_accumulator(), *is_ahead, node.sequence);
+        key(self).cmp(&key(other))
     }
 }
 
@@ -134,16 +149,29 @@ pub(super) fn second_half(rest: BackwardWeights) -> Result<()> {
     let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
     let (wanted, options) = (None, BackwardOptions::default());
     let (captures, begun) = (caller.is_capturing()?, FxHashMap::default());
+    let (late, is_compiled) = (Late::default(), false);
     let roots = kept.iter().map(|kept| kept.node.clone()).collect();
-    let mut pass =
-        Pass { caller, captures, missing, buffers, ready, wanted, options, roots, kept: None, begun };
+    let mut pass = Pass {
+        caller,
+        captures,
+        missing,
+        buffers,
+        ready,
+        wanted,
+        options,
+        roots,
+        kept: None,
+        begun,
+        late,
+        is_compiled,
+    };
     if let Some((edge, gradient)) = root {
         let stream = pass.caller.clone();
         pass.deliver(&edge, gradient, &stream)?;
-        pass.ready.push(Ready(edge.node));
+        pass.ready.push(edge.node.into());
     }
     for kept in kept {
-        pass.ready.push(Ready(kept.node.clone()));
+        pass.ready.push(kept.node.clone().into());
         pass.begun.insert(kept.node.sequence, kept);
     }
     pass.run().map(drop)
@@ -166,6 +194,10 @@ struct Pass {
     kept: Option<Vec<RetainedNode>>,
     /// For the second half, the nodes that the first half has begun.
     begun: FxHashMap<u64, RetainedNode>,
+    /// The products that compute the gradients of their leaves later.
+    late: Late,
+    /// Whether the loops of the pass are compiled.
+    is_compiled: bool,
 }
 
 /// The edges whose gradients a walk returns, instead of writing those of the leaves.
@@ -194,10 +226,23 @@ impl Pass {
         let wanted = targets.map(|targets| Wanted::new(targets, &nodes));
         let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
         let (kept, begun) = (None, FxHashMap::default());
+        let (late, is_compiled) = (Late::default(), false);
         let captures = caller.is_capturing()?;
         let starting = roots.iter().map(|(edge, _)| edge.node.clone()).collect();
-        let mut pass =
-            Self { caller, captures, missing, buffers, ready, wanted, options, roots: starting, kept, begun };
+        let mut pass = Self {
+            caller,
+            captures,
+            missing,
+            buffers,
+            ready,
+            wanted,
+            options,
+            roots: starting,
+            kept,
+            begun,
+            late,
+            is_compiled,
+        };
         let mut starts: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
         for (edge, gradient) in roots {
             let stream = pass.caller.clone();
@@ -205,7 +250,7 @@ impl Pass {
             starts.insert(edge.node.sequence, edge.node);
         }
         starts.retain(|sequence, _| !pass.missing.contains_key(sequence));
-        pass.ready.extend(starts.into_values().map(Ready));
+        pass.ready.extend(starts.into_values().map(Ready::from));
         Ok(pass)
     }
 
@@ -245,9 +290,21 @@ impl Pass {
 
     /// Runs ready nodes. From the first node on that a compiled function recorded, their loops are compiled.
     fn walk_with(&mut self, left: &mut Left, compiled: &mut Option<Region>) -> Result<()> {
-        while let Some(Ready(node)) = self.ready.pop() {
+        loop {
+            let Some(Ready { node, is_ahead }) = self.ready.pop() else {
+                if self.run_late(left)? {
+                    continue;
+                }
+                break;
+            };
+            if self.ends_delay(&node) {
+                self.ready.push(Ready { node, is_ahead });
+                self.run_late(left)?;
+                continue;
+            }
             if node.is_compiled && compiled.is_none() {
                 *compiled = Some(Region::enter());
+                self.is_compiled = true;
             }
             if let Some(kept) = self.begun.remove(&node.sequence) {
                 left.note(&node, self);
@@ -269,11 +326,13 @@ impl Pass {
                 .kept
                 .as_ref()
                 .is_some_and(|kept| kept.last().is_some_and(|kept| Arc::ptr_eq(&kept.node, &node)));
-            if runs && !is_begun && !self.options.retains() {
+            let later = self.late.of(&node);
+            if runs && !is_begun && later.is_none() && !self.options.retains() {
                 node.function.release();
             }
-            for (edge, result) in node.edges.iter().zip(results) {
-                if let Some(edge) = edge {
+            for (number, (edge, result)) in node.edges.iter().zip(results).enumerate() {
+                let is_later = later.as_ref().is_some_and(|later| later[number]);
+                if let Some(edge) = edge.as_ref().filter(|_| !is_later) {
                     self.pass_on(edge, result, &node.stream)?;
                 }
             }
@@ -290,18 +349,21 @@ impl Pass {
         let count = self.missing.get_mut(&edge.node.sequence).expect("every reachable node was counted");
         *count -= 1;
         if *count == 0 {
-            self.ready.push(Ready(edge.node.clone()));
+            self.schedule(&edge.node);
         }
         Ok(())
     }
 
-    /// Runs a node of the second half for the edges that the first half has left.
+    /// Runs a node for the edges that were left.
     fn finish(&mut self, kept: RetainedNode) -> Result<()> {
         let RetainedNode { node, gradients, asked } = kept;
         let current = node.stream.make_current();
-        let results = self.compute(&node, &gradients, true, Some(asked.clone()))?;
+        let is_last = !self.options.retains();
+        let results = self.compute(&node, &gradients, is_last, Some(asked.clone()))?;
         drop(current);
-        node.function.release();
+        if is_last {
+            node.function.release();
+        }
         for ((edge, result), is_asked) in node.edges.iter().zip(results).zip(asked) {
             if let Some(edge) = edge.as_ref().filter(|_| is_asked) {
                 self.pass_on(edge, result, &node.stream)?;
@@ -368,6 +430,10 @@ impl Pass {
                 is_last = false;
                 kept.push(RetainedNode { node: node.clone(), gradients: gradients.clone(), asked: others });
             }
+        }
+        if let Some(later) = self.later(node) {
+            (is_last, asked) = (false, Some(later.iter().map(|is_later| !is_later).collect()));
+            self.delay(node, gradients.clone(), later);
         }
         self.compute(node, &gradients, is_last, asked)
     }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::panic::Location;
 use std::sync::{Arc, OnceLock, Weak};
 
-use thalweg_ir::{Layout, inverse_order};
+use thalweg_ir::{Layout, contiguous_strides, inverse_order};
 use thalweg_lock::Mutex;
 use thalweg_runtime::Result;
 
@@ -156,12 +156,21 @@ fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
     let is_ours = Arc::strong_count(&arrived.0) == 1 && Storage::holders(arrived.storage()) == 1;
     let Some(order) = leaf.dense_order() else {
         let stays = is_ours && arrived.is_contiguous();
-        return if stays { Ok(arrived.clone()) } else { arrived.copied(Location::caller()) };
+        return if stays { with_strides_of_its_shape(arrived) } else { arrived.copied(Location::caller()) };
     };
-    if is_ours && arrived.layout().permute(&order)?.is_contiguous() {
-        return Ok(arrived.clone());
+    let arrived = arrived.permute(&order)?;
+    let stays = is_ours && arrived.is_contiguous();
+    let own = if stays { with_strides_of_its_shape(&arrived) } else { arrived.copied(Location::caller()) };
+    own?.permute(&inverse_order(&order))
+}
+
+/// Returns a contiguous tensor with the strides of its shape where any would do: in dimensions of one index, or without elements.
+fn with_strides_of_its_shape(tensor: &Tensor) -> Result<Tensor> {
+    let (layout, strides) = (tensor.layout(), contiguous_strides(tensor.shape()));
+    if *layout.strides() == *strides {
+        return Ok(tensor.clone());
     }
-    arrived.permute(&order)?.copied(Location::caller())?.permute(&inverse_order(&order))
+    Ok(tensor.with_layout(Layout::new(tensor.shape(), &strides, layout.offset())?))
 }
 
 /// The backward function of a leaf's node: it adds arriving gradients to the leaf's gradient.

@@ -51,6 +51,17 @@ pub trait Backward: Send + Sync {
         false
     }
 
+    /// Returns whether the function only queues loops and makes views: a compiled pass runs it as early as it can.
+    fn is_of_loops(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the function computes the gradient of each input by a product of its own: a compiled pass may call it twice, for
+    /// some of the inputs each time.
+    fn is_of_products(&self) -> bool {
+        false
+    }
+
     /// Returns whether the function is called even if no gradient has arrived for any result.
     fn runs_without_gradients(&self) -> bool {
         false

@@ -1,5 +1,6 @@
 //! [`Window`]: the loops of a thread that wait, with their operands.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -19,6 +20,10 @@ const MOST_LOOPS: usize = 64;
 
 /// The most loops that wait to compute something again.
 const MOST_AGAIN: usize = 512;
+
+/// The most memory that loops hold while other commands are queued, by that of their results. More than once, since the gradients of
+/// several products that are added to one may then wait for the loop that adds them all.
+const MOST_MEMORY: i64 = 2;
 
 /// The first element of an operand: a storage, and an offset in bytes.
 pub(crate) type Place = (Arc<Storage>, u64);
@@ -108,8 +113,16 @@ struct Waiters {
     unused: Vec<u32>,
     /// The number of each storage's memory, by the storage's address.
     places: FxHashMap<usize, u32>,
+    /// The memory that exists, by its start and number, with its end.
+    ranges: BTreeMap<(u64, u32), u64>,
+    /// The most bytes of such a memory so far.
+    longest: u64,
     /// The number of loops that compute something again.
     again: usize,
+    /// The number of loops, which are the last ones, that have not waited while a command of another kind was queued.
+    fresh: usize,
+    /// The number of commands before which nothing but such loops waited.
+    commands: u32,
 }
 
 /// The loops of a thread that wait.
@@ -191,18 +204,20 @@ impl Window {
         self.waiters().stream.as_ref().is_some_and(|own| own != stream)
     }
 
-    /// Takes the loops that must run before the address of a storage is read.
+    /// Takes the loops that must run before the address of a storage is read. If they compute again what was forgotten, loops of other
+    /// families that read the same are taken with them, so that it is read once.
     pub(super) fn take_before_reading(&self, storage: &Storage) -> Taken {
         let mut waiters = self.waiters();
         let Some(&memory) = waiters.places.get(&std::ptr::from_ref(storage).addr()) else {
             return Taken::default();
         };
-        let family = waiters.family(memory);
-        waiters.take(|other| other == family)
+        let mut families = waiters.siblings(waiters.family(memory));
+        families.push(waiters.family(memory));
+        waiters.take(|family| families.contains(&family))
     }
 
-    /// Takes the loops that must run before a command that touches this memory, and those that would need more memory while they wait
-    /// than their results. Returns them, and the number of loops that wait on and did not before.
+    /// Takes the loops that must run before a command that touches this memory, and those that would need too much memory while they
+    /// wait. Returns them, and the number of loops that wait on and did not before.
     pub(super) fn take_before_command(
         &self,
         is_of_stream: impl FnOnce(&Stream) -> bool,
@@ -213,14 +228,16 @@ impl Window {
             return (waiters.take(|_| true), 0);
         }
         let mut families = waiters.touched(accesses);
-        families.extend(waiters.greedy());
+        if waiters.looks_for_greedy() {
+            families.extend(waiters.greedy());
+        }
         let taken = match families.is_empty() {
             true => Taken::default(),
             false => waiters.take(|family| families.contains(&family)),
         };
-        let waiting = waiters.loops.iter_mut().filter(|waiting| !waiting.has_let_pass);
-        let passed = waiting.map(|waiting| waiting.has_let_pass = true).count() as u64;
-        (taken, passed)
+        let passed = std::mem::take(&mut waiters.fresh);
+        waiters.loops.iter_mut().rev().take(passed).for_each(|waiting| waiting.has_let_pass = true);
+        (taken, passed as u64)
     }
 }
 
@@ -238,6 +255,7 @@ impl Waiters {
         let waiting = Waiting { launch, numbers, label, inputs, outputs, has_let_pass: false, is_again };
         self.unite(&waiting);
         self.again += usize::from(is_again);
+        self.fresh += 1;
         self.loops.push(waiting);
     }
 
@@ -258,6 +276,8 @@ impl Waiters {
             Some(bytes) => Known::Pending { storage: Arc::downgrade(&storage), bytes },
             None => {
                 let (pointer, bytes) = (storage.pointer(), storage.buffer().size_bytes());
+                self.ranges.insert((pointer.address(), memory), pointer.address() + bytes);
+                self.longest = self.longest.max(bytes);
                 Known::Existing { pointer, bytes, holder: Some(DeferredHolder::new(storage)) }
             }
         };
@@ -308,18 +328,23 @@ impl Waiters {
         }
     }
 
+    /// Returns the families of loops that read what loops of a family read to compute something again.
+    fn siblings(&self, family: u32) -> SmallVec<[u32; 8]> {
+        let is_read_by_both = |used: &Used| used.readers.iter().any(|&reader| self.family(reader) == family);
+        self.all().filter(|(_, used)| is_read_by_both(used)).map(|(memory, _)| self.family(memory)).collect()
+    }
+
     /// Returns the families of loops that a command could affect or be affected by.
     fn touched(&self, accesses: &[Access]) -> SmallVec<[u32; 8]> {
         let mut families = SmallVec::new();
-        for (memory, used) in self.all() {
-            let Known::Existing { pointer, bytes, .. } = used.known else { continue };
-            let (start, end) = (pointer.address(), pointer.address() + bytes);
-            let meets = |access: &Access| {
-                access.start < end
-                    && start < access.start + access.bytes
-                    && (access.mode.writes() || used.is_written)
-            };
-            if accesses.iter().any(meets) {
+        for access in accesses {
+            // Memory that overlaps begins before the access ends, by its own length at most.
+            let first = (access.start.saturating_sub(self.longest), 0);
+            for (&(_, memory), &end) in self.ranges.range(first..(access.start + access.bytes, 0)) {
+                let used = self.memories[memory as usize].as_ref().expect("memory with a range is used");
+                if end <= access.start || !access.mode.writes() && !used.is_written {
+                    continue;
+                }
                 families.push(self.family(memory));
                 families.extend(used.readers.iter().map(|&reader| self.family(reader)));
             }
@@ -327,14 +352,26 @@ impl Waiters {
         families
     }
 
-    /// Returns the families that hold more bytes that nothing else holds than their results have.
+    /// Returns whether families that hold too much memory are looked for: loops that compute something again hold little that nothing else
+    /// holds, and are looked at once in eight commands.
+    fn looks_for_greedy(&mut self) -> bool {
+        if self.loops.len() > self.again {
+            return true;
+        }
+        self.commands = self.commands.wrapping_add(1);
+        self.commands.is_multiple_of(8)
+    }
+
+    /// Returns the families that hold more than [`MOST_MEMORY`] times the bytes of their results that nothing else holds.
     fn greedy(&self) -> impl Iterator<Item = u32> {
         let mut needs: SmallVec<[(u32, i64); 16]> = SmallVec::new();
         for (memory, used) in self.all() {
             let need = match &used.known {
                 Known::Existing { holder: Some(holder), bytes, .. } if holder.is_alone() => *bytes as i64,
                 Known::Existing { .. } => continue,
-                Known::Pending { storage, bytes } if storage.strong_count() > 0 => -(*bytes as i64),
+                Known::Pending { storage, bytes } if storage.strong_count() > 0 => {
+                    -MOST_MEMORY * *bytes as i64
+                }
                 Known::Pending { .. } => continue,
             };
             let family = self.family(used.readers.first().copied().unwrap_or(memory));
@@ -356,16 +393,20 @@ impl Waiters {
         }
         // The number of each memory in what is taken.
         let mut numbers: SmallVec<[Option<u32>; 64]> = SmallVec::from_elem(None, self.memories.len());
-        let Self { loops, memories, unused, places, again, .. } = self;
+        let Self { loops, memories, unused, places, ranges, again, fresh, .. } = self;
         let mut wanted = wanted.into_iter();
         for mut waiting in loops.extract_if(.., |_| wanted.next() == Some(true)) {
             *again -= usize::from(waiting.is_again);
+            *fresh -= usize::from(!waiting.has_let_pass);
             for operand in waiting.inputs.iter_mut().chain(&mut waiting.outputs) {
                 let former = operand.memory as usize;
                 let used = memories[former].as_mut().expect("the loop's operand is in it");
                 used.operands -= 1;
                 operand.memory = *numbers[former].get_or_insert_with(|| taken.memory(used.known.again()));
                 if used.operands == 0 {
+                    if let Known::Existing { pointer, .. } = &used.known {
+                        ranges.remove(&(pointer.address(), former as u32));
+                    }
                     places.remove(&used.address);
                     memories[former] = None;
                     unused.push(former as u32);
@@ -381,7 +422,7 @@ impl Waiters {
             used.readers.retain(|reader| numbers[*reader as usize].is_none());
         }
         if self.loops.is_empty() {
-            self.stream = None;
+            (self.stream, self.longest) = (None, 0);
         }
         taken
     }

@@ -282,6 +282,10 @@ impl Backward for LinearBackward {
         "linear"
     }
 
+    fn is_of_products(&self) -> bool {
+        true
+    }
+
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         self.backward_for(gradients, &Request::default())
     }

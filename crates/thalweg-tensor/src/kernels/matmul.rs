@@ -295,6 +295,10 @@ impl Backward for MatmulBackward {
         if self.sum.is_some() { "addmm" } else { "matmul" }
     }
 
+    fn is_of_products(&self) -> bool {
+        true
+    }
+
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         self.backward_for(gradients, &Request::default())
     }

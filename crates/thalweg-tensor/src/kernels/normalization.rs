@@ -234,6 +234,10 @@ impl Backward for LayerNormBackward {
         "layer_norm"
     }
 
+    fn is_of_loops(&self) -> bool {
+        true
+    }
+
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         self.backward_for(gradients, &Request::default())
     }

@@ -69,6 +69,10 @@ impl Backward for ViewBackward {
         }
     }
 
+    fn is_of_loops(&self) -> bool {
+        true
+    }
+
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 1)) };
         let result = match self {
@@ -210,6 +214,10 @@ impl Backward for SplitBackward {
         "split"
     }
 
+    fn is_of_loops(&self) -> bool {
+        true
+    }
+
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let start = |place: usize| self.lengths[..place].iter().sum::<usize>();
         joined(
@@ -245,6 +253,10 @@ struct UnbindBackward {
 impl Backward for UnbindBackward {
     fn name(&self) -> &'static str {
         "unbind"
+    }
+
+    fn is_of_loops(&self) -> bool {
+        true
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {

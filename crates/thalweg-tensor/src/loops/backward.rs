@@ -228,6 +228,10 @@ impl Backward for LoopBackward {
         self.operator.name
     }
 
+    fn is_of_loops(&self) -> bool {
+        true
+    }
+
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         if self.is_freed.load(Ordering::Relaxed) {
             return Err(freed());

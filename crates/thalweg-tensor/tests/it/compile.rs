@@ -98,6 +98,17 @@ fn reductions_join_what_they_read_and_what_reads_them() {
 }
 
 #[test]
+fn sums_of_rows_that_begin_within_a_vector_keep_their_order() {
+    for (rows, points) in [(4, 97), (3, 1001), (7, 35)] {
+        // The rows of what is summed begin at other places of a vector than those of what it is computed from.
+        let inputs = [random(&[points], 51), half(&[rows, 1], 52), random(&[rows, points + 3], 53)];
+        measured(&inputs, |x| Ok(vec![x[0].sub(&x[1])?.sum(&[1], true)?]));
+        measured(&inputs, |x| Ok(vec![x[0].mul(&x[2].narrow(1, 0, x[0].elements())?)?.mean(&[1], false)?]));
+        measured(&inputs, |x| Ok(vec![x[0].add(&x[1])?.softmax(-1)?.mul(&x[0])?.sum(&[-1], false)?]));
+    }
+}
+
+#[test]
 fn writes_in_place_are_seen_by_what_comes_later() {
     let inputs = [random(&[30, 20], 8)];
     let in_place = |x: &[Tensor]| {

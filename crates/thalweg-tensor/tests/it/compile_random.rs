@@ -162,6 +162,32 @@ impl Program<'_> {
         }
     }
 
+    /// Computes with parts of a tensor, and joins them in another order, as rotary embeddings do.
+    fn turned(&mut self, x: &Tensor, dim: usize) -> Option<Tensor> {
+        let extent = x.shape().get(dim).copied().filter(|extent| *extent > 1)?;
+        let widened = x.to_dtype(self.choices.pick(&[DType::F32, DType::F64])).ok()?.square().ok()?;
+        let ends = [self.choices.below(extent), extent];
+        let first = widened.narrow(dim as i64, 0, ends[0]).ok()?;
+        let second = widened.narrow(dim as i64, ends[0], ends[1] - ends[0]).ok()?;
+        let parts = match self.choices.below(3) {
+            0 if first.shape() == second.shape() => {
+                vec![first.sub(&second).ok()?, second.mul(&first).ok()?]
+            }
+            1 => vec![second.neg().ok()?, first.exp().ok()?],
+            _ => vec![second.abs().ok()?, first.clone(), second],
+        };
+        let joined = self.call("cat", &[Value::Tensors(parts), Value::Int(dim as i64)])?;
+        joined.to_dtype(self.choices.pick(&[DType::Bf16, DType::F32])).ok()?.sin().ok()
+    }
+
+    fn joined(&mut self, x: Tensor, dim: i64) -> Option<Tensor> {
+        if self.choices.below(2) == 0 {
+            return self.turned(&x, dim as usize);
+        }
+        let both = vec![x, self.any()];
+        self.call("cat", &[Value::Tensors(both), Value::Int(dim)])
+    }
+
     fn step(&mut self) -> Result<Option<Tensor>> {
         let (x, y) = (self.any(), self.any());
         let (this, other) = (Value::Tensor(x.clone()), Value::Tensor(y));
@@ -226,10 +252,7 @@ impl Program<'_> {
                 condition.ok().and_then(|condition| self.call("where.self", &[condition, other, third]))
             }
             19..21 => self.native(&x, this, other, dim),
-            _ => {
-                let both = vec![x, self.any()];
-                self.call("cat", &[Value::Tensors(both), Value::Int(dim)])
-            }
+            _ => self.joined(x, dim),
         })
     }
 

@@ -9,11 +9,11 @@ _OWN = ("_orig_mod", "_options", "forward", "_torchdynamo_orig_callable")
 class OptimizedModule(Module):
     """A module whose loops are fused when it is called. All else is the original module's."""
 
-    def __init__(self, module, captures=False, fullgraph=False, tunes=False):
+    def __init__(self, module, captures=False, fullgraph=False, tunes=False, adaptive=True):
         super().__init__()
         self._orig_mod = module
-        self._options = captures, fullgraph, tunes
-        self.forward = compiled(module.__call__, captures, fullgraph, tunes)
+        self._options = captures, fullgraph, tunes, adaptive
+        self.forward = compiled(module.__call__, captures, fullgraph, tunes, adaptive)
         self._torchdynamo_orig_callable = module.forward
 
     @property

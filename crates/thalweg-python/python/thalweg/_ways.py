@@ -1,0 +1,141 @@
+"""The way in which compiled functions run: those that the host limits run as they are written.
+
+Fusing loops saves time of the GPU and takes time of the host. Where the GPU waits for the host, a step would take longer compiled than not. Both
+ways compute the same bits, so the faster one is found by trying: some calls of each, between two waits for the GPU. The functions that are called
+meanwhile are tried together, since their work may be one step's.
+"""
+
+import threading
+import time
+import weakref
+
+from . import _core
+
+# The calls in a row for which nothing is planned before the first measurement, those after each change of the way, and those of a measurement.
+_WARM, _CHANGED, _MEASURED = 2, 1, 3
+# The measurements of each way, unless one is faster by this factor.
+_ROUNDS, _CLEAR = 2, 1.1
+# The share of the compiled time that must be saved.
+_WORTH = 0.97
+# The most calls until kernels are all compiled, and calls of other functions until a trial is given up.
+_MOST_WARM, _MOST_OTHERS = 64, 64
+
+
+class Way:
+    """The way in which a function runs: compiled, as it is written, or not decided yet."""
+
+    __slots__ = ("compiles", "trial", "__weakref__")
+
+    def __init__(self, decides=True):
+        self.compiles = None if decides else True
+        self.trial = None
+
+    def chosen(self):
+        """Returns whether the call that begins is compiled."""
+        if self.compiles is not None:
+            return self.compiles
+        trial = _THREAD.trial
+        if trial is None or not (trial.is_led_by(self) or trial.joins(self)):
+            if not _core._waits_for_gpu():
+                return True
+            trial = _THREAD.trial = Trial(self)
+        return trial.called(self)
+
+
+class Trial:
+    """A comparison of both ways, at the calls of the function that began it."""
+
+    def __init__(self, leader, clock=time.perf_counter, wait=None, programs=None):
+        self._leader = weakref.ref(leader)
+        self._members = [self._leader]
+        self._clock, self._wait = clock, wait or _core._await_gpu
+        self._programs = programs or (lambda: _core._compile_counters()[3])
+        self._known = None
+        self._others = self._calls = self._warmed = 0
+        self._until = None
+        self._start = None
+        self._compiles = True
+        self._times = {True: [], False: []}
+
+    def is_led_by(self, way):
+        """Returns whether the trial counts the calls of this function."""
+        return self._leader() is way
+
+    def joins(self, way):
+        """Returns whether a function takes part: one that was called since the leader's last call, if that may come again."""
+        self._others += 1
+        if self._leader() is None or self._others > _MOST_OTHERS:
+            return False
+        if way.trial is not self:
+            way.trial = self
+            self._members.append(weakref.ref(way))
+        return True
+
+    def called(self, way):
+        """Notes a call, and returns whether it is compiled."""
+        if self.is_led_by(way):
+            self._others = 0
+            if _core._is_capturing():
+                self._settle(True)
+            else:
+                self._advance()
+        return self._compiles
+
+    def _advance(self):
+        self._calls += 1
+        if self._until is None and not self._is_warm():
+            return
+        if self._until is not None and self._calls <= self._until:
+            return
+        self._wait()
+        if self._start is None:
+            self._start, self._calls, self._until = self._clock(), 1, _MEASURED
+            return
+        self._times[self._compiles].append(self._clock() - self._start)
+        self._start = None
+        self._decide()
+
+    def _is_warm(self):
+        """Returns whether the calls so far have planned everything that they need: the time of others says nothing."""
+        programs = self._programs()
+        if programs != self._known and self._warmed < _MOST_WARM:
+            self._known, self._calls = programs, 0
+        self._warmed += 1
+        if self._calls < _WARM:
+            return False
+        if not _has_room():
+            self._settle(True)
+            return False
+        return True
+
+    def _decide(self):
+        compiled, written = self._times[True], self._times[False]
+        if compiled and len(compiled) == len(written):
+            fastest, other = min(compiled), min(written)
+            is_clear = max(fastest, other) > _CLEAR * min(fastest, other)
+            if is_clear or len(written) == _ROUNDS:
+                self._settle(other >= _WORTH * fastest)
+                return
+        self._compiles = len(compiled) <= len(written)
+        self._calls, self._until = 1, _CHANGED
+
+    def _settle(self, compiles):
+        self._compiles = compiles
+        for member in self._members:
+            if (way := member()) is not None:
+                way.compiles, way.trial = compiles, None
+        if _THREAD.trial is self:
+            _THREAD.trial = None
+
+
+def _has_room():
+    """Returns whether the GPU has room for a step that keeps more memory than a compiled one."""
+    free, allocated = _core._free_and_peak_bytes()
+    return free > allocated
+
+
+class _Thread(threading.local):
+    trial = None
+
+
+_THREAD = _Thread()
