@@ -1,5 +1,5 @@
 //! Threads that share the work of a host function. They are started once and wait for work, which costs a few microseconds;
-//! starting a thread costs tens.
+//! starting a thread costs tens. A process that is forked has none of its parent's threads, and starts its own.
 //!
 //! # Invariants
 //! - The results of a host function do not depend on the number of threads: jobs write disjoint memory, and a sum is divided into
@@ -8,7 +8,7 @@
 
 use std::num::NonZero;
 use std::sync::OnceLock;
-use std::thread;
+use std::{process, thread};
 
 use thread_tree::{ThreadTree, ThreadTreeCtx};
 
@@ -21,17 +21,39 @@ pub fn threads() -> usize {
 /// The most threads that share a host function.
 const MOST: usize = 1 << 6;
 
+/// The threads of a process, and those of a process that was forked from it.
+struct Threads {
+    process: u32,
+    tree: Box<ThreadTree>,
+    of_fork: OnceLock<Box<Threads>>,
+}
+
+impl Threads {
+    fn start() -> Self {
+        let levels = threads().next_power_of_two().trailing_zeros() as usize;
+        Self { process: process::id(), tree: ThreadTree::new_with_level(levels), of_fork: OnceLock::new() }
+    }
+
+    /// Returns the threads of this process, which are started if there are none.
+    fn own() -> &'static Self {
+        static FIRST: OnceLock<Threads> = OnceLock::new();
+        let mut found = FIRST.get_or_init(Self::start);
+        while found.process != process::id() {
+            found = found.of_fork.get_or_init(|| Box::new(Self::start()));
+        }
+        found
+    }
+}
+
 /// Runs jobs, at most [`threads`] of them at a time, and returns their results in the jobs' order.
 ///
 /// # Panics
 /// If a job panics, after all have ended.
 pub fn share<R: Send>(jobs: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {
-    static TREE: OnceLock<Box<ThreadTree>> = OnceLock::new();
     if jobs.len() < 2 {
         return jobs.into_iter().map(|job| job()).collect();
     }
-    let levels = || threads().next_power_of_two().trailing_zeros() as usize;
-    halves(TREE.get_or_init(|| ThreadTree::new_with_level(levels())).top(), jobs)
+    halves(Threads::own().tree.top(), jobs)
 }
 
 fn halves<R: Send>(tree: ThreadTreeCtx<'_>, mut jobs: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {

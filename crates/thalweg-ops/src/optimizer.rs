@@ -56,6 +56,17 @@ pub struct NumberRule {
     pub bound: Bound,
 }
 
+/// A state that is one number per parameter.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ScalarStateRule {
+    /// PyTorch's name, or the entry's own for a state that is not saved.
+    pub name: &'static str,
+    /// The initial value.
+    pub start: f64,
+    /// Whether the state is part of a saved state. A state that is not carries a number from a step's first kernel to its second.
+    pub is_saved: bool,
+}
+
 /// A fused optimizer: names, and the bodies of its two kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct OptimizerRule {
@@ -73,8 +84,8 @@ pub struct OptimizerRule {
     pub flags: &'static [&'static str],
     /// The states that have the parameter's shape and dtype, by PyTorch's names.
     pub states: &'static [&'static str],
-    /// The states that are one number per parameter, except the number of steps, by PyTorch's names, with their initial values.
-    pub scalar_states: &'static [(&'static str, f64)],
+    /// The states that are one number per parameter, except the number of steps.
+    pub scalar_states: &'static [ScalarStateRule],
     /// Returns the default options.
     pub defaults: fn() -> OptimizerValues,
     /// Writes the body of a step.

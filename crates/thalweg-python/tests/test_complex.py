@@ -1,5 +1,6 @@
 """Functions of complex numbers at extreme points, against PyTorch's results (`goldens/complex.bin.gz`)."""
 
+import cmath
 import gzip
 import math
 import pathlib
@@ -69,3 +70,18 @@ def test_gradients_are_derivatives():
                 high, low = (points.called(thalweg, function, z + sign * step) for sign in (1, -1))
                 slope = ((high - low) / (2 * step)).conj()
             assert thalweg.allclose(gradient, slope, rtol=1e-6, atol=1e-7), f"{function} {gradient.tolist()} {slope.tolist()}"
+
+
+def test_logarithms_of_sums_and_points_between_complex_numbers():
+    numbers = [[1 + 2j, -3 + 0.5j, 700 + 1j], [2j, 0.25 - 1j, -0.5 + 3j]]
+    z = thalweg.tensor(numbers, dtype=thalweg.complex128)
+    for row, found in zip(numbers, thalweg.logsumexp(z, 1).tolist()):
+        greatest = max(one.real for one in row)
+        wanted = cmath.log(sum(cmath.exp(one - greatest) for one in row)) + greatest
+        assert abs(found - wanted) < 1e-12 * abs(wanted)
+    assert thalweg.logsumexp(z, (0, 1), keepdim=True).shape == (1, 1) and thalweg.logsumexp(z[:, :0], 1).real.tolist() == [-math.inf] * 2
+    assert thalweg.logsumexp(z - math.inf, 1).real.tolist() == [-math.inf] * 2
+    weight = 0.25 - 2j
+    found = thalweg.lerp(z[0], z[1], thalweg.full([3], weight, dtype=thalweg.complex128)).tolist()
+    assert all(abs(one - (x + weight * (y - x))) < 1e-12 * abs(one) for one, x, y in zip(found, *numbers))
+    thalweg.autograd.gradcheck(lambda value: (thalweg.logsumexp(value, 0), thalweg.lerp(value[0], value[1], value[0])), z[:, :2].clone().requires_grad_())

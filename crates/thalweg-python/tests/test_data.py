@@ -235,3 +235,19 @@ def test_wrong_arguments():
         type("Half", (data.Subset,), {"__getitem__": lambda self, number: 0})(Squares(), [1])
     with raises(NotImplementedError, "IterDataPipe is left out"):
         data.IterDataPipe()
+
+
+class Large(data.Dataset):
+    """Samples that take the threads of the simulated GPU."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return (th.ones(1 << 20) * index + 1).sum()
+
+
+def test_forked_workers_compute_large_samples_after_their_parent():
+    assert Large()[1].item() == 1 << 21
+    for batch, wanted in zip(DataLoader(Large(), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=120), ([1, 2], [3, 4])):
+        assert batch.tolist() == [part * (1 << 20) for part in wanted]

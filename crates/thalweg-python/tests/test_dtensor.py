@@ -7,6 +7,7 @@ from support import close, raises
 from thalweg import distributed as dist, nn
 from thalweg.distributed import init_device_mesh
 from thalweg.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from thalweg.distributed.tensor.placement_types import _StridedShard
 
 F = nn.functional
 X, Y = th.arange(24.0).view(4, 6).sin(), th.arange(24.0).view(4, 6).cos()
@@ -115,6 +116,24 @@ def placed(rank):
         distribute_tensor(x.to_local() * 2, mesh)
     gradient, = th.autograd.grad((x * x).sum(), x)
     return total.full_tensor().tolist(), local.grad.tolist(), x.grad.full_tensor().tolist(), gradient.full_tensor().tolist(), x.grad.placements
+
+
+def strided(rank):
+    mesh, halves = init_device_mesh("cpu", (2,)), _StridedShard(0, split_factor=2)
+    # The rows are divided into 0 to 4 and 5 to 8, of each of which a rank has its part.
+    x = distribute_tensor(th.arange(9.0, requires_grad=True), mesh, [halves])
+    other = DTensor.from_local(th.ones(9), mesh, [Replicate()]).redistribute(placements=[Shard(0)])
+    table = distribute_tensor(th.arange(18.0).view(9, 2), mesh, [halves])
+    x.retain_grad()
+    (x.redistribute(placements=[Replicate()]).to_local() * th.arange(9.0)).sum().backward()
+    row = x.detach() @ table
+    return x.to_local().tolist(), x.full_tensor().tolist(), (x + other).full_tensor().tolist(), row.full_tensor().tolist(), x.grad.to_local().tolist()
+
+
+def test_a_part_of_each_of_several_parts():
+    for (local, whole, total, row, gradient), own in zip(dist.run_ranks(strided, 2), ([0.0, 1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0])):
+        assert local == gradient == own and whole == [float(at) for at in range(9)] and total == [at + 1 for at in whole]
+        assert row == [sum(at * 2 * at for at in range(9)), sum(at * (2 * at + 1) for at in range(9))]
 
 
 def test_gradients_of_changes_of_placement():

@@ -108,3 +108,21 @@ def test_tangents():
             forward_ad.make_dual(x, th.ones(2))
     with raises(RuntimeError, "no level exists"):
         forward_ad.make_dual(x, direction)
+
+
+def test_gradients_for_mapped_gradients():
+    x = th.tensor([1.0, 2.0], requires_grad=True)
+    outputs = [(x * x).sum(), (x * x * x).sum(), (3 * x).sum()]
+    wanted = [[2.0, 4.0], [3.0, 12.0], [3.0, 3.0]]
+
+    def pulled(gradients):
+        return th.autograd.grad(outputs, [x], gradients, retain_graph=True)[0]
+    rows = list(th.eye(3))
+    for size in (None, 1, 2):
+        assert th.vmap(pulled, chunk_size=size)(rows).tolist() == wanted
+    scaled = th.vmap(lambda a: th.vmap(lambda g: th.autograd.grad(outputs[1], x, g * a, retain_graph=True)[0])(th.tensor([1.0, 2.0])))(th.tensor([1.0, 10.0]))
+    assert scaled.tolist() == [[[3.0, 12.0], [6.0, 24.0]], [[30.0, 120.0], [60.0, 240.0]]]
+    again = th.vmap(lambda g: th.autograd.grad(outputs[1], x, g, create_graph=True)[0])(th.tensor([1.0, 2.0]))
+    assert th.autograd.grad(again.sum(), x)[0].tolist() == [18.0, 36.0]
+    with raises(NotImplementedError, "call `torch.autograd.grad`"):
+        th.vmap(lambda g: th.autograd.backward(outputs[0], g))(th.tensor([1.0, 2.0]))

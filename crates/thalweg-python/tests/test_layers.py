@@ -106,3 +106,49 @@ def test_attention_is_in_the_order_of_its_dimensions():
         assert attention(x, x, x)[0].view(6, 4).shape == (6, 4)
     assert repr(th.nn.LSTM(2, 3, bidirectional=True)) == "LSTM(2, 3, bidirectional=True)"
     assert repr(th.nn.Upsample(scale_factor=2)) == "Upsample(scale_factor=2.0, mode='nearest')"
+
+
+def test_products_of_groups():
+    x, y = th.arange(30.0).view(6, 5).sin().requires_grad_(), th.arange(40.0).view(2, 5, 4).cos().requires_grad_()
+    ends = th.tensor([1, 4], dtype=th.int32)
+    rows = F.grouped_mm(x, y, offs=ends)
+    close(rows, th.cat([x[:1] @ y[0], x[1:4] @ y[1], th.zeros(2, 4)]).tolist(), 1e-6)
+    columns = F.grouped_mm(y.mT, x.t(), offs=ends)
+    close(columns, rows.t().tolist(), 1e-6)
+    sums = F.grouped_mm(x.t(), rows.detach(), offs=ends)
+    close(sums, th.stack([x[:1].t() @ rows[:1], x[1:4].t() @ rows[1:4]]).tolist(), 1e-6)
+    close(F.grouped_mm(x.view(2, 3, 5), y), th.bmm(x.view(2, 3, 5), y).tolist(), 1e-6)
+    rows.square().sum().backward()
+    close(y.grad, (2 * sums).tolist(), 1e-5)
+    assert x.grad[4:].tolist() == [[0.0] * 5] * 2
+    for arguments, text in (((x, y), "Have to provide offsets"), ((x, y, ends.long()), "have to be int32"), ((x[0], y, ends), "mat_a has to be 2 or 3d"),
+                            ((x[:, :4], y, ends), "contraction dimension"), ((x, y, ends[:1]), "batch sizes have to match")):
+        with raises(RuntimeError, text):
+            F.grouped_mm(*arguments[:2], offs=arguments[2] if len(arguments) > 2 else None)
+
+
+def test_parameters_are_reset():
+    modules = (nn.RNNCell(3, 4), nn.LSTMCell(3, 4), nn.GRUCell(3, 4), nn.GroupNorm(2, 4), nn.RMSNorm(4), nn.LayerNorm(4), nn.PReLU(3, init=0.5), nn.GRU(3, 4))
+    for module in modules:
+        first = {name: value.detach().clone() for name, value in module.named_parameters()}
+        with th.no_grad():
+            for value in module.parameters():
+                value.fill_(7.0)
+        module.reset_parameters()
+        for name, value in module.named_parameters():
+            is_drawn = "_ih" in name or "_hh" in name
+            assert (value.abs().max() <= 0.5 and not th.equal(value, first[name])) if is_drawn else th.equal(value, first[name]), (module, name)
+
+
+def test_checks_of_recurrent_networks():
+    network = nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2)
+    x = th.zeros(5, 6, 3)
+    assert network.get_expected_hidden_size(x, None) == (4, 6, 2) and network.get_expected_cell_size(x, None) == (4, 6, 4)
+    assert network.get_expected_hidden_size(x[0], th.tensor([6])) == (4, 6, 2)
+    network.check_forward_args(x, (th.zeros(4, 6, 2), th.zeros(4, 6, 4)), None)
+    with raises(RuntimeError, "Expected hidden[1] size (4, 6, 4), got [4, 6, 2]"):
+        network.check_forward_args(x, (th.zeros(4, 6, 2), th.zeros(4, 6, 2)), None)
+    with raises(RuntimeError, "input must have 2 dimensions, got 3"):
+        network.check_input(x, th.tensor([6]))
+    state = th.arange(6.0).view(1, 6, 1)
+    assert network.permute_hidden((state, None), th.tensor([5, 0]))[0].flatten().tolist() == [5.0, 0.0]

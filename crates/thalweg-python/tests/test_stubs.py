@@ -59,6 +59,11 @@ def test_mypy_accepts_them():
         assert not mypy(["-p", "thalweg"], folder), mypy(["-p", "thalweg"], folder)
         program = str(CRATE / "tests/programs/typed.py")
         assert not mypy([program], folder), mypy([program], folder)
+        wrong = pathlib.Path(folder, "wrong.py")
+        wrong.write_text("import thalweg as th\nth.nn.Linear('a', 2)\nth.nn.functional.relu('a')\nth.nn.Conv2d(1, 2, 'b')\nth.nn.Linear(1, 2, bias=False)\n"
+                         "th.nn.Conv2d(1, 2, (3, 3), padding='same')\nth.nn.BatchNorm1d(2, momentum=None)\n")
+        found = mypy([str(wrong)], folder)
+        assert re.findall(r"wrong.py:(\d+)", found) == ["2", "3", "4"], found
         page = (CRATE.parents[1] / "docs/python.md").read_text()
         for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)):
             path = pathlib.Path(folder, f"block_{number}.py")

@@ -1,7 +1,8 @@
 """Type stubs of the package's Python modules, with the names and parameters of the imported modules.
 
 Types are derived from a module's source: bool defaults, functions without a return value, and first sentences of docstrings
-("Returns whether …", "Returns the number of …"). Everything else is `Any`.
+("Returns whether …", "Returns the number of …"). Parameters of networks that PyTorch gives the same name everywhere have the
+type of that name. Everything else is `Any`.
 """
 
 import ast
@@ -15,7 +16,7 @@ import types
 
 # mypy's checks of a class against its base compare signatures that differ on purpose, as they do in PyTorch.
 HEADER = ('# mypy: disable-error-code="override,misc,assignment,overload-overlap,explicit-override"\n'
-          '"""{doc} Written by `cargo xtask stubs`."""\n\nimport builtins\nimport enum\nfrom typing import Any, Callable, Iterator, TypeVar\nfrom typing_extensions import Self\n')
+          '"""{doc} Written by `cargo xtask stubs`."""\n\nimport builtins\nimport enum\nfrom typing import Any, Callable, Iterator, Sequence, TypeVar\nfrom typing_extensions import Self\n')
 FUNCTION = '_F = TypeVar("_F", bound=Callable[..., Any])\n'
 KEPT = ("__init__", "__call__", "__enter__", "__exit__", "__iter__", "__len__", "__getitem__", "__setitem__", "__delitem__", "__contains__",
         "__next__", "__add__")
@@ -47,6 +48,16 @@ UNDERSCORED = {"_record_memory_history", "_snapshot", "_dump_snapshot", "_set_me
 SELF = {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "apply", "type"}
 # Functions of `nn.functional` whose result is not one tensor.
 SEVERAL = ("return_indices", "need_weights")
+
+
+# Parameters of networks by their names: those of modules and functions that are whole numbers or one number for each dimension, and
+# those of functions that are tensors.
+WHOLE = frozenset(
+    "in_features out_features in1_features in2_features in_channels out_channels num_embeddings embedding_dim input_size hidden_size num_layers "
+    "num_features num_groups num_channels num_parameters groups embed_dim num_heads d_model nhead dim_feedforward proj_size upscale_factor "
+    "downscale_factor".split())
+SIZES = frozenset("kernel_size stride padding dilation output_padding normalized_shape".split())
+TENSORS = frozenset("input other weight query key value input1 input2 x1 x2 anchor positive negative grid running_mean running_var".split())
 
 
 def tree_of(value):
@@ -92,9 +103,25 @@ def result(name, value, module, owner):
     return "Any"
 
 
-def parameter(one):
+def kind_of(one, module):
+    """Returns the type of a parameter."""
+    if isinstance(one.default, bool):
+        return "builtins.bool"
+    kind = "Any"
+    if module == "nn.functional" and one.name in TENSORS:
+        kind = "Tensor"
+    elif module.startswith("nn.") and module != "nn.module" and one.name in WHOLE:
+        kind = "builtins.int"
+    elif module.startswith("nn.") and one.name in SIZES:
+        kind = "builtins.int | Sequence[builtins.int]" + (" | str" if one.name == "padding" else "")
+    elif module.startswith("nn.") and type(one.default) is float:
+        return "builtins.float | None"
+    return kind if kind == "Any" or one.default is not None else f"{kind} | None"
+
+
+def parameter(one, module):
     """Returns a parameter in stub syntax."""
-    kind = "builtins.bool" if isinstance(one.default, bool) else "Any"
+    kind = kind_of(one, module)
     name = f"{one.name}_" if keyword.iskeyword(one.name) else one.name
     if one.kind is one.VAR_POSITIONAL:
         return f"*{name}: Any"
@@ -103,7 +130,7 @@ def parameter(one):
     return f"{name}: {kind}" + ("" if one.default is one.empty else " = ...")
 
 
-def signature(value):
+def signature(value, module):
     """Returns the parameters of a function; `*args` and `**kwargs` if it has no signature."""
     try:
         found = list(inspect.signature(value).parameters.values())
@@ -117,7 +144,7 @@ def signature(value):
         if one.kind is one.KEYWORD_ONLY and not is_named:
             texts.append("*")
         is_named |= one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
-        texts.append(parameter(one))
+        texts.append(parameter(one, module))
     return texts + (["/"] if was_only else [])
 
 
@@ -126,7 +153,7 @@ def function(name, value, module, owner=None):
     if owner is None and (module, name) in GIVEN:
         return GIVEN[module, name]
     inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-    texts = signature(inner)
+    texts = signature(inner, module)
     if owner is not None and not isinstance(value, staticmethod) and texts:
         first = texts[0].partition(":")[0]
         if first.startswith("*"):
@@ -176,7 +203,7 @@ def class_stub(name, cls, bases, module):
     lines += [text for (where, which), text in GIVEN.items() if where == module and which.startswith(f"{name}.")]
     lines += [f"{own}: Any" for own in dict.fromkeys(attributes(cls)) if own not in seen and not own.startswith("_")]
     if "__init__" not in vars(cls) and type(cls).__name__ == "type" and not bases:
-        lines.insert(0, f"def __init__({', '.join(['self', *signature(cls)])}) -> None: ...")
+        lines.insert(0, f"def __init__({', '.join(['self', *signature(cls, module)])}) -> None: ...")
     head = f"class {name}({', '.join(bases)}):" if bases else f"class {name}:"
     return [head] + [f"    {line}" for line in lines or ["..."]]
 
@@ -256,7 +283,7 @@ def completed(lines, tree):
         elif isinstance(node, ast.ImportFrom) and not node.level:
             others |= {alias.asname or alias.name: f"from {node.module} import {ast.unparse(alias)}" for alias in node.names}
     stub = ast.parse("\n".join(lines))
-    known = set(dir(builtins)) | {"Any", "Callable", "Iterator", "TypeVar", "Self", "builtins", "enum"}
+    known = set(dir(builtins)) | {"Any", "Callable", "Iterator", "Sequence", "TypeVar", "Self", "builtins", "enum"}
     for node in stub.body:
         known |= {alias.asname or alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
         known |= {node.name} if isinstance(node, (ast.ClassDef, ast.FunctionDef)) else set()

@@ -36,6 +36,12 @@ fn clipped(place: Place, last: f64) -> Place {
     }
 }
 
+/// Returns a place; one that cannot be the number of an element is outside of every image.
+fn bounded(place: Place) -> Place {
+    let is_number = place.at >= f64::from(i32::MIN) && place.at <= f64::from(i32::MAX) - 1.0;
+    if is_number { place } else { Place { at: -100.0, slope: 0.0 } }
+}
+
 fn padded<T: Element>(sizes: &GridSample, extent: f64, place: Place) -> Place {
     let (last, r) = (extent - 1.0, rounded::<T>);
     match sizes.padding {
@@ -94,7 +100,7 @@ fn taps_of<T: Element>(sizes: &GridSample, axis: usize, coordinate: f64) -> Vec<
             vec![tap(padded::<T>(sizes, extent, place).at.round_ties_even(), 1.0, 0.0)]
         }
         Interpolation::Linear => {
-            let place = padded::<T>(sizes, extent, place);
+            let place = bounded(padded::<T>(sizes, extent, place));
             let first = place.at.floor();
             let weight = r(place.at - first);
             vec![tap(first, r(1.0 - weight), -place.slope), tap(first + 1.0, weight, place.slope)]
@@ -166,11 +172,11 @@ fn run_with<T: Element, S: Element>(
             let gradient = gradient[out].to_f64();
             let plane = (image * sizes.channels + channel) as usize * height * width;
             for (y, x) in pairs() {
-                let Some((row, column)) = y.at.zip(x.at) else { continue };
-                if let Some(to) = of_input.get_mut(plane + row * width + column) {
+                let tap = y.at.zip(x.at).map(|(row, column)| (row * width + column, element(row, column)));
+                if let Some(to) = tap.and_then(|(place, _)| of_input.get_mut(plane + place)) {
                     *to = S::from_f64(r(to.to_f64() + r(gradient * r(y.weight * x.weight))));
                 }
-                let value = r(gradient * element(row, column));
+                let value = r(gradient * tap.map_or(0.0, |(_, element)| element));
                 let [along_y, along_x] = &mut along[(channel % sizes.slices()) as usize];
                 *along_y = r(*along_y + r(r(value * y.slope) * x.weight));
                 *along_x = r(*along_x + r(r(value * y.weight) * x.slope));

@@ -51,6 +51,11 @@ static __device__ __forceinline__ Place clipped(const Place place, const Sum las
     return {place.at >= last ? last : Sum(0), Sum(0)};
 }
 
+// A place, outside of every image if it cannot be the number of an element.
+static __device__ __forceinline__ Place bounded(const Place place) {
+    return place.at >= Sum(-2147483648.0) && place.at <= Sum(2147483646.0) ? place : Place{Sum(-100), Sum(0)};
+}
+
 static __device__ __forceinline__ Place padded(const arguments& x, const Sum extent, const Place place) {
     const Sum last = extent - Sum(1);
     if (x.padding == BORDER) {
@@ -104,7 +109,7 @@ static __device__ __forceinline__ Taps taps_of(const arguments& x, const u32 axi
         taps.slope[tap] *= tap < 2 ? place.slope : -place.slope;
     }
 #elif TAPS == 2
-    place = padded(x, extent, place);
+    place = bounded(padded(x, extent, place));
     const Sum first = floor(place.at), weight = place.at - first;
     points[0] = first;
     points[1] = first + Sum(1);
@@ -258,15 +263,13 @@ struct Along {
         for (i32 j = 0; j < TAPS; ++j) {
             #pragma unroll
             for (i32 i = 0; i < TAPS; ++i) {
-                if (elements.is_inside[j][i]) {
-                    if (to) {
-                        const u64 at = u64(taps.of_y.at[j]) * a.extents[1] + u64(taps.of_x.at[i]);
-                        atomicAdd(to + at, gradient * (taps.of_y.weight[j] * taps.of_x.weight[i]));
-                    }
-                    const Sum value = gradient * values[j][i];
-                    y += value * taps.of_y.slope[j] * taps.of_x.weight[i];
-                    x += value * taps.of_y.weight[j] * taps.of_x.slope[i];
+                if (to && elements.is_inside[j][i]) {
+                    const u64 at = u64(taps.of_y.at[j]) * a.extents[1] + u64(taps.of_x.at[i]);
+                    atomicAdd(to + at, gradient * (taps.of_y.weight[j] * taps.of_x.weight[i]));
                 }
+                const Sum value = gradient * values[j][i];
+                y += value * taps.of_y.slope[j] * taps.of_x.weight[i];
+                x += value * taps.of_y.weight[j] * taps.of_x.slope[i];
             }
         }
     }

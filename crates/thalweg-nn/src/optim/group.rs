@@ -95,7 +95,7 @@ impl Group {
             let row = |start: f64| Tensor::full(&[1, parameters.len()], start, DType::F32, &device);
             let shape = [1 + rule.scalar_states.len(), parameters.len()];
             let scalar_states = Tensor::empty(&shape, DType::F32, &device)?;
-            let starts = std::iter::once(0.0).chain(rule.scalar_states.iter().map(|&(_, start)| start));
+            let starts = std::iter::once(0.0).chain(rule.scalar_states.iter().map(|state| state.start));
             for (number, start) in starts.enumerate() {
                 scalar_states.narrow(0, number, 1)?.copy_(&row(start)?)?;
             }

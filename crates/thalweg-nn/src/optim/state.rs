@@ -39,8 +39,9 @@ impl Group {
         let starts = self.values.states.iter().copied().flatten();
         let own = names.zip(starts).map(|(name, start)| StateKind { name, start, where_missing: None });
         let step = StateKind { name: "step", start: 0.0, where_missing: Some(1.0) };
-        let scalars = self.rule.scalar_states.iter();
-        let scalars = scalars.map(|&(name, start)| StateKind { name, start, where_missing: None });
+        let scalars = self.rule.scalar_states.iter().filter(|state| state.is_saved);
+        let scalars =
+            scalars.map(|state| StateKind { name: state.name, start: state.start, where_missing: None });
         own.chain(self.counts.then_some(step)).chain(scalars).collect()
     }
 }
@@ -57,8 +58,11 @@ struct StateKind {
 
 impl Parameter {
     /// Returns the states in the order of [`Group::kinds`]; the step count precedes only the rule's own scalars.
-    fn all_states(&self, counts: bool) -> impl Iterator<Item = &Tensor> {
-        self.states.iter().chain(self.scalar_states.iter().skip(usize::from(!counts)))
+    fn all_states(&self, group: &Group) -> impl Iterator<Item = &Tensor> {
+        let step = self.scalar_states[..usize::from(group.counts)].iter();
+        let scalars = self.scalar_states[1..].iter().zip(group.rule.scalar_states);
+        let saved = scalars.filter(|(_, rule)| rule.is_saved).map(|(state, _)| state);
+        self.states.iter().chain(step).chain(saved)
     }
 }
 
@@ -68,10 +72,10 @@ impl<O: OptimizerOptions> Optimizer<O> {
         let mut dictionary = OptimizerState::default();
         let mut number = 0;
         for group in self.param_groups() {
-            let (kinds, counts) = (group.group.kinds(), group.group.counts);
+            let kinds = group.group.kinds();
             let first = number;
             for parameter in &group.group.parameters {
-                let states = kinds.iter().zip(parameter.all_states(counts));
+                let states = kinds.iter().zip(parameter.all_states(&group.group));
                 let states = states.map(|(kind, state)| (kind.name.to_owned(), state.clone())).collect();
                 dictionary.state.insert(number, states);
                 number += 1;
@@ -153,10 +157,10 @@ impl<O: OptimizerOptions> Optimizer<O> {
         let mut copies = Vec::new();
         for (group, saved_group) in self.param_groups().iter().zip(&saved.param_groups) {
             let group = &group.group;
-            let (kinds, counts) = (group.kinds(), group.counts);
+            let kinds = group.kinds();
             for (parameter, number) in group.parameters.iter().zip(&saved_group.params) {
                 let states = saved.state.get(number).filter(|states| !states.is_empty());
-                for (state, kind) in parameter.all_states(counts).zip(&kinds) {
+                for (state, kind) in parameter.all_states(group).zip(&kinds) {
                     let name = kind.name;
                     let value = match states.map(|states| states.get(name)) {
                         None => Saved::Number(kind.start),

@@ -4,11 +4,10 @@
     python3 make_optimizers.py > optimizers.txt
 
 First come two parameters and their gradients for ten steps, in each dtype. Then a case a block, of option sets of ours and of
-PyTorch's samples (OptimizerInfo): a line `case OPTIMIZER DTYPE
-FUSED option=number ...`, where the learning rate is halved after the fifth step (but for ASGD, of which PyTorch follows it a step
-late), then lines `param` and `state NAME` with what is
-there in the end. Then a line a schedule with its options and learning rates, and blocks for clipping. Numbers of float32 are the
-hexadecimal digits of their bits, those of bfloat16 the upper half of them.
+PyTorch's samples (OptimizerInfo): a line `case OPTIMIZER DTYPE FUSED option=number ...`, where the learning rate is halved after the
+fifth step, then lines `param` and `state NAME` with what is there in the end. Then a line a schedule with its options and
+learning rates, and blocks for clipping. Numbers of float32 are the hexadecimal digits of their bits, those of bfloat16 the upper
+half of them.
 """
 import sys, torch
 from torch.optim import lr_scheduler as lrs
@@ -72,14 +71,12 @@ def case(optimizer, options, dtype, fused, rate_of_tensor=False):
     made = kind(parameters, **own, **({} if is_sparse else dict(fused=True) if fused else dict(foreach=False)))
     print("case", optimizer, name(dtype), int(fused), *pairs(options))
     for step in range(STEPS):
-        if step == 5 and optimizer != "ASGD": made.param_groups[0]["lr"] /= 2
+        if step == 5: made.param_groups[0]["lr"] /= 2
         for p, g in zip(parameters, gradients[step]): p.grad = g.to(dtype).to_sparse() if is_sparse else g.to(dtype)
         made.step()
     for i, p in enumerate(parameters):
         print("param", i, ":", *digits(p))
         for key, value in made.state[p].items():
-            # What follows from the number of steps is not a state of ours.
-            if optimizer == "ASGD" and key in ("eta", "mu"): continue
             if value is None: continue
             value = torch.as_tensor(value)
             print("state", i, key, ":", *digits(value.to(dtype) if value.dim() else value.float()))

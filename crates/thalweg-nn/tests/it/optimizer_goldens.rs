@@ -98,7 +98,7 @@ fn run<O: OptimizerOptions>(case: &Case) {
     let (parameters, gradients) = inputs(dtype);
     let optimizer = Optimizer::new(parameters.to_vec(), options).unwrap();
     for (step, gradients) in gradients.iter().enumerate() {
-        if step == STEPS / 2 && case.head[1] != "ASGD" {
+        if step == STEPS / 2 {
             optimizer.set_learning_rate(optimizer.param_groups()[0].learning_rate() / 2.0).unwrap();
         }
         for (parameter, gradient) in parameters.iter().zip(gradients) {

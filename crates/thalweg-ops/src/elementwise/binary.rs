@@ -132,10 +132,11 @@ macro_rules! binary_functions_table {
             }
             /// x · ln y, and 0 where x is 0.
             xlogy(x, y): "xlogy.Tensor(Tensor self, Tensor other) -> Tensor" Floating {
-                body: {
-                    let zero = x.eq(0.0).and(y.le(0.0).or(y.eq(f64::INFINITY)));
-                    zero.select(x.like(0.0), x * y.log())
-                },
+                body: times_logarithm(x, y, 0.0, y.log()),
+                gradients(g): [
+                    x.eq(0.0).and(y.le(0.0)).select(x.like(0.0), times_logarithm(g, y, 0.0, y.log())),
+                    g * x / y
+                ],
                 reference: if x == 0.0 { 0.0 } else { x * y.ln() },
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
             }

@@ -87,7 +87,8 @@ macro_rules! define {
             use thalweg_ir::{BodyBuilder, DType, OutputPlace, Value};
 
             use super::{
-                floored_quotient, floored_remainder, halves, integer_power_of, length, shifted_left, shifted_right,
+                between, floored_quotient, floored_remainder, halves, integer_power_of, length, shifted_left, shifted_right,
+                times_logarithm,
             };
             use crate::definition::{Autocast, DTypeRule, Examples, FromInputs, FromResult, LoopOp, Signature, Sizes, Space};
 
@@ -206,6 +207,22 @@ pub fn elementwise() -> impl Iterator<Item = &'static LoopOp> {
 /// Returns the formulas from which operators choose by their arguments.
 pub fn parts() -> impl Iterator<Item = &'static LoopOp> {
     [PARTS, COMPLEX_PARTS].into_iter().flatten().copied()
+}
+
+/// Returns x + weight · (y − x), exact at a real weight of 1.
+fn between<'b>(x: Value<'b>, y: Value<'b>, weight: Value<'b>) -> Value<'b> {
+    let from_x = x + weight * (y - x);
+    match x.dtype().is_complex() {
+        true => from_x,
+        false => weight.abs().lt(0.5).select(from_x, y - (y - x) * (1.0 - weight)),
+    }
+}
+
+/// Returns a number times a logarithm of y, which is that of 0 at the pole. It is 0 where the number is 0 and the logarithm is not
+/// finite, except of NaN.
+fn times_logarithm<'b>(number: Value<'b>, y: Value<'b>, pole: f64, logarithm: Value<'b>) -> Value<'b> {
+    let is_zero = number.eq(0.0).and(y.le(pole).or(y.eq(f64::INFINITY)));
+    is_zero.select(number.like(0.0), number * logarithm)
 }
 
 /// Returns √(x² + y²), without overflow; infinity if one is infinite and the other NaN.

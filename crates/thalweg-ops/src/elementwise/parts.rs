@@ -312,14 +312,14 @@ macro_rules! parts_table {
             }
             /// x + weight · (y − x).
             lerp(x, y; weight) Floating {
-                body: if x.dtype().is_complex() { x + weight * (y - x) } else { weight.abs().lt(0.5).select(x + weight * (y - x), y - (y - x) * (1.0 - weight)) },
+                body: between(x, y, weight),
                 reference: (1.0 - weight) * x + weight * y,
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
                 numbers: [0.25],
             }
             /// x + weight · (y − x).
             lerp_tensor(x, y, weight) Floating {
-                body: weight.abs().lt(0.5).select(x + weight * (y - x), y - (y - x) * (1.0 - weight)),
+                body: between(x, y, weight),
                 reference: (1.0 - weight) * x + weight * y,
                 samples: [[1.0, -2.0, 0.25], [0.5, 4.0, 0.75]],
             }

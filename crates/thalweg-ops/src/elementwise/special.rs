@@ -156,10 +156,11 @@ macro_rules! special_table {
             }
             /// x · ln (1 + y), and 0 where x is 0.
             xlog1py(x, y): "special_xlog1py(Tensor self, Tensor other) -> Tensor" Floating {
-                body: {
-                    let zero = x.eq(0.0).and(y.eq(y)).and(y.le(-1.0).or(y.eq(f64::INFINITY)));
-                    zero.select(x.like(0.0), x * y.log1p())
-                },
+                body: times_logarithm(x, y, -1.0, y.log1p()),
+                gradients(g): [
+                    x.eq(0.0).and(y.le(-1.0)).select(x.like(0.0), times_logarithm(g, y, -1.0, y.log1p())),
+                    g * x / (y + 1.0)
+                ],
                 reference: x * y.ln_1p(),
                 samples: [[-2.0, 3.0], [0.5, 0.25]],
             }

@@ -46,6 +46,12 @@ impl<'b> Number<'b> {
         Self(self.0.maximum(other))
     }
 
+    /// Returns the number where a condition holds, and another one elsewhere.
+    #[must_use]
+    pub(super) fn where_or(self, condition: Value<'b>, other: Self) -> Self {
+        Self(condition.select(self.0, other.0))
+    }
+
     /// Returns whether the number is above a constant.
     #[must_use]
     pub(super) fn is_above(self, other: f64) -> Value<'b> {

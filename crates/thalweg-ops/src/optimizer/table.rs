@@ -5,10 +5,13 @@
 //! and states have the names of the entry. Options that PyTorch has in a pair are `pairs`, whose two numbers have names of their
 //! own in `step`. `step` assigns new values to the parameter and the states. Numbers are f64; values of the parameter's shape have
 //! the dtype of its arithmetic.
+//!
+//! `scalar_states` gives for each of them its value after a step, computed from those before it, and `step` reads the values after
+//! it. A state marked `(temporary)` hands a value to `step` and is not saved.
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Bound, NumberRule, OptimizerOptions, OptimizerRule, OptimizerValues, StepBody};
+use super::{Bound, NumberRule, OptimizerOptions, OptimizerRule, OptimizerValues, ScalarStateRule, StepBody};
 
 /// Generates options and rules from the entries; `$d` is a dollar sign.
 macro_rules! optimizers {
@@ -21,7 +24,9 @@ macro_rules! optimizers {
             $(derived($derived_of:ident) { $($derived:ident: $is_derived:expr;)* })?
             $(conflict($conflict_of:ident) $conflict:block)?
             states($start_of:ident) { $($state:ident $(if $condition:ident)?: $start:expr;)* }
-            scalar_states($count:ident) { $($scalar:ident: $scalar_start:literal => $next:expr;)* }
+            scalar_states($count:ident, $count_rate:ident) {
+                $($scalar:ident $(($temporary:ident))?: $scalar_start:literal => $next:expr;)*
+            }
             step($parameter:ident, $gradient:ident, $step:ident, $rate:ident) $body:block
         }
     )*) => {
@@ -51,7 +56,14 @@ macro_rules! optimizers {
                 ],
                 flags: &[$(stringify!($flag),)* "maximize" $($(, stringify!($derived))*)?],
                 states: &[$(stringify!($state),)*],
-                scalar_states: &[$((stringify!($scalar), $scalar_start),)*],
+                scalar_states: &[$(ScalarStateRule {
+                    name: stringify!($scalar),
+                    start: $scalar_start,
+                    is_saved: {
+                        let temporary: &[&str] = &[$(stringify!($temporary))?];
+                        temporary.is_empty()
+                    },
+                },)*],
                 defaults: || $options::default().values(),
                 step: {
                     #[allow(unused_variables, unused_mut, unused_assignments)]
@@ -81,7 +93,7 @@ macro_rules! optimizers {
                         $($(let [$first, $second] = [0, 1].map(|_| numbers.next().expect("two values per pair"));)*)?
                         $(let $number = numbers.next().expect("a value per number");)*
                         let mut old = body.scalar_states.iter().copied();
-                        let $count = old.next().expect("the number of steps");
+                        let ($count, $count_rate) = (old.next().expect("the number of steps"), body.learning_rate);
                         $(let $scalar = old.next().expect("a value per state");)*
                         body.scalar_states = smallvec![$count $(, $next)*];
                     }
@@ -205,7 +217,7 @@ optimizers! { $
             exp_avg_sq: 0.0;
             max_exp_avg_sq if amsgrad: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             if decoupled_weight_decay {
                 parameter = parameter - learning_rate * weight_decay * parameter;
@@ -242,7 +254,7 @@ optimizers! { $
             exp_avg_sq: 0.0;
             max_exp_avg_sq if amsgrad: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             parameter = parameter - learning_rate * weight_decay * parameter;
             exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
@@ -278,7 +290,7 @@ optimizers! { $
         states(_options) {
             momentum_buffer if has_momentum: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             gradient = gradient + parameter * weight_decay;
             if has_momentum {
@@ -307,7 +319,7 @@ optimizers! { $
         states(options) {
             sum: options.initial_accumulator_value;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             gradient = gradient + parameter * weight_decay;
             sum = sum + gradient * gradient;
@@ -339,7 +351,7 @@ optimizers! { $
             exp_avg: 0.0;
             exp_avg_sq: 0.0;
         }
-        scalar_states(step) {
+        scalar_states(step, _learning_rate) {
             mu_product: 1.0 => mu_product * (beta1 * (1.0 - 0.5 * (step * momentum_decay).power_of(0.96)));
         }
         step(parameter, gradient, step, learning_rate) {
@@ -380,7 +392,7 @@ optimizers! { $
             exp_avg: 0.0;
             exp_avg_sq: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             if decoupled_weight_decay {
                 parameter = parameter - learning_rate * weight_decay * parameter;
@@ -425,7 +437,7 @@ optimizers! { $
             grad_avg if centered: 0.0;
             momentum_buffer if has_momentum: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             gradient = gradient + parameter * weight_decay;
             square_avg = square_avg * alpha + gradient * gradient * (1.0 - alpha);
@@ -460,7 +472,7 @@ optimizers! { $
             exp_avg: 0.0;
             exp_avg_sq: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             let is_missing = gradient.eq(0.0);
             let first = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
@@ -491,7 +503,7 @@ optimizers! { $
             exp_avg: 0.0;
             exp_inf: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             gradient = gradient + parameter * weight_decay;
             exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
@@ -516,7 +528,7 @@ optimizers! { $
             square_avg: 0.0;
             acc_delta: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             gradient = gradient + parameter * weight_decay;
             square_avg = square_avg * rho + gradient * gradient * (1.0 - rho);
@@ -540,7 +552,7 @@ optimizers! { $
         states(_options) {
             exp_avg: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             let direction = sign(exp_avg * beta1 + gradient * (1.0 - beta1));
             parameter = parameter - learning_rate * (direction + parameter * weight_decay);
@@ -548,8 +560,8 @@ optimizers! { $
         }
     }
 
-    /// Averaged stochastic gradient descent (Polyak and Juditsky, <https://doi.org/10.1137/0330046>). The step size follows from
-    /// the number of the step and the current learning rate:
+    /// Averaged stochastic gradient descent (Polyak and Juditsky, <https://doi.org/10.1137/0330046>). The step size and the
+    /// weight of the average are those that the step before computed from its number and learning rate:
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.ASGD.html>
     Asgd asgd ASGD AsgdOptions "ASGD" (lr: 1e-2) {
         numbers {
@@ -566,13 +578,16 @@ optimizers! { $
         states(_options) {
             ax: 0.0;
         }
-        scalar_states(step) {}
+        scalar_states(step, learning_rate) {
+            eta: 0.0 => learning_rate / (1.0 + lambd * learning_rate * step).pow(alpha);
+            mu: 1.0 => 1.0 / (step - t0).maximum(1.0);
+            eta_of_step (temporary): 0.0 => learning_rate.where_or(step.is(1.0), eta);
+            mu_of_step (temporary): 1.0 => mu;
+        }
         step(parameter, gradient, step, learning_rate) {
             gradient = gradient + parameter * weight_decay;
-            let eta = learning_rate / (1.0 + lambd * learning_rate * (step - 1.0)).pow(alpha);
-            let mu = 1.0 / (step - 1.0 - t0).maximum(1.0);
-            parameter = parameter - lambd * eta * parameter - eta * gradient;
-            ax = mu.is(1.0).select(parameter, ax + (parameter - ax) * mu);
+            parameter = parameter - lambd * eta_of_step * parameter - eta_of_step * gradient;
+            ax = mu_of_step.is(1.0).select(parameter, ax + (parameter - ax) * mu_of_step);
         }
     }
 
@@ -595,7 +610,7 @@ optimizers! { $
             prev: 0.0;
             step_size: options.lr;
         }
-        scalar_states(step) {}
+        scalar_states(_step, _learning_rate) {}
         step(parameter, gradient, step, learning_rate) {
             let change = gradient * prev;
             let (shrinks, grows) = (change.lt(0.0), change.gt(0.0));

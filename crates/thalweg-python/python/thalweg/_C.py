@@ -48,6 +48,20 @@ def _are_functorch_transforms_active():
 
 
 
+class DispatchKeySet:
+    """A set of dispatch keys, for programs that compute one as they are imported. Keys choose nothing here."""
+
+    def __init__(self, key, *others):
+        self._keys = frozenset((key, *others))
+
+    def __or__(self, other):
+        return DispatchKeySet(*self._keys, *other._keys)
+
+    def has(self, key):
+        """Returns whether a key is in the set."""
+        return key in self._keys
+
+
 def _get_accelerator(check=None):
     """Returns the device of the accelerator."""
     return _core.get_default_device()

@@ -55,7 +55,7 @@ NAMES = {
         "the profiler is `thalweg.profiler.profile`"),
     "nn": dict.fromkeys(("Container", "NLLLoss2d"), _NOT_YET) | {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
     "nn.modules": {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
-    "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
+    "nn.functional": dict.fromkeys(("scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
         "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),
@@ -76,6 +76,9 @@ NAMES = {
             "slice_inverse", "values_copy", "view_as_complex_copy", "view_as_real_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
         **dict.fromkeys(("saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
     },
+    "distributed.tensor.experimental": {
+        "context_parallel": "attention over a sequence that is divided among ranks is written with collectives",
+        **dict.fromkeys(("local_map", "register_sharding"), "functions of one's own compute with `to_local` and `DTensor.from_local`")},
     "distributed": dict.fromkeys(("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC"), _RANKS),
 }
 

@@ -288,6 +288,23 @@ pub(super) fn products(call: &Call<'_>) -> Result<Tensors> {
     if result.shares_storage_with(x) { result.mul_scalar(1).map(single) } else { Ok(single(result)) }
 }
 
+/// Returns ln Σ eᶻ over dimensions. The greatest real part is subtracted from the exponents and added to the logarithm.
+pub(super) fn logarithms_of_sums(call: &Call<'_>) -> Result<Tensors> {
+    let (z, keeps) = (call.tensor(0), call.bool(2));
+    let reduced: Vec<i64> =
+        super::reduce::dimensions(z, &call.ints(1))?.iter().map(|&at| at as i64).collect();
+    if z.elements() == 0 {
+        return z.exp()?.sum(&reduced, keeps)?.log().map(single);
+    }
+    let greatest = z.real()?.detach().amax(&reduced, true)?;
+    let greatest =
+        greatest.abs()?.lt_scalar(f64::INFINITY)?.select_where(&greatest, &greatest.full_like(0.0)?)?;
+    let sums = z.sub(&greatest)?.exp()?.sum(&reduced, true)?.log()?.add(&greatest)?;
+    let squeezed =
+        |sums: Tensor| reduced.iter().rev().try_fold(sums, |sums, &dimension| sums.squeeze(dimension));
+    if keeps { Ok(single(sums)) } else { squeezed(sums).map(single) }
+}
+
 /// Returns the operator's result for the absolute values.
 pub(super) fn of_absolute_values(call: &Call<'_>) -> Result<Tensors> {
     with_first(call.operator, call, &call.tensor(0).abs()?)

@@ -49,6 +49,14 @@ fn clipped(place: &Tensor, last: f64) -> Result<Tensor> {
     is_inside.select_where(place, &bound)
 }
 
+/// Returns positions; one that cannot be the number of an element (NaN, infinite, or large) is outside of every image and has no gradient.
+fn bounded(place: &Tensor) -> Result<Tensor> {
+    let known = place.detach();
+    let [least, most] = [f64::from(i32::MIN), f64::from(i32::MAX) - 1.0];
+    let is_number = known.ge_scalar(least)?.logical_and(&known.le_scalar(most)?)?;
+    is_number.select_where(place, &known.full_like(-100.0)?)
+}
+
 impl Axis {
     /// Returns the positions of coordinates between −1 and 1.
     fn unnormalized(self, coordinate: &Tensor) -> Result<Tensor> {
@@ -110,7 +118,7 @@ impl Axis {
                     .collect()
             }
             _ => {
-                let place = self.padded(place)?;
+                let place = bounded(&self.padded(place)?)?;
                 let first = place.detach().floor()?;
                 let weight = place.sub(&first)?;
                 let rest = weight.neg()?.add_scalar(1.0)?;

@@ -186,7 +186,7 @@ operators! {
             }
             let dtype = (!x.dtype().is_floating_point()).then(default_dtype);
             reduce(call, &LOGSUMEXP, &call.ints(1), call.bool(2), dtype)
-        }), autocast: Full;
+        }), autocast: Full, complex: Parts(complex::logarithms_of_sums);
     /// Returns eˣ divided by its sum along a dimension; with `half_to_float` in f32 for 16-bit floats.
     "_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"
         = Composite(|call| along(call, &SOFTMAX, half_to_float(call)?));

@@ -8,7 +8,7 @@ use thalweg_tensor::autograd::gradients;
 use thalweg_tensor::dispatch::Value;
 
 use crate::norms::call;
-use crate::support::{assert_close, device, on_own_device, random, values};
+use crate::support::{assert_close, device, on_own_device, random, tensor, values};
 
 /// Numbers that follow from a seed.
 struct Draw(u64);
@@ -492,6 +492,39 @@ fn a_row_is_added_to_a_product_like_the_bias_of_a_layer() {
             _ => 2e-2,
         };
         assert_close(&values(&found), &expected, tolerance);
+    }
+}
+
+#[test]
+fn points_of_a_grid_that_are_no_numbers_are_outside_of_the_image() {
+    let x = tensor(&(0..16).map(f64::from).collect::<Vec<_>>(), &[1, 1, 4, 4], DType::F32);
+    let (nan, infinite) = (f64::NAN, f64::INFINITY);
+    let points = [nan, 0.0, 0.0, infinite, -infinite, nan, 1e30, 0.5, 0.0, 0.0];
+    let grid = tensor(&points, &[1, 1, 5, 2], DType::F32);
+    for name in ["grid_sampler_2d", "thalweg::grid_sample_by_operators"] {
+        // PyTorch's CUDA kernels put such a point outside, but for the weights of cubic interpolation, which are NaN.
+        for (interpolation, outside) in [(0, 0.0), (1, 0.0), (2, nan)] {
+            let leaf = grid.detach().requires_grad_().unwrap();
+            let numbers = [Value::Int(interpolation), Value::Int(0), Value::Bool(true)];
+            let y = call(
+                name,
+                &[&[Value::Tensor(x.clone()), Value::Tensor(leaf.clone())], &numbers[..]].concat(),
+            )
+            .remove(0);
+            let ones = y.detach().full_like(1.0).unwrap();
+            let of_grid =
+                gradients(std::slice::from_ref(&y), &[Some(ones)], &[leaf]).unwrap().remove(0).unwrap();
+            let is = |found: f64| found == outside || (found.is_nan() && outside.is_nan());
+            let (y, of_grid) = (values(&y), values(&of_grid));
+            assert!(
+                y[..3].iter().chain(&of_grid[..6]).all(|&found| is(found)),
+                "{name} {interpolation}: {y:?} {of_grid:?}"
+            );
+            assert!(
+                y[4].is_finite() && of_grid[8..].iter().all(|found| found.is_finite()),
+                "{name} {interpolation}"
+            );
+        }
     }
 }
 

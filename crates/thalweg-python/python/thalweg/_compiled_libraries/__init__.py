@@ -5,7 +5,7 @@ import importlib
 import pathlib
 
 # By the folder and the beginning of the file's name, the module with its operators.
-_MODULES = {("torchvision", "_C"): "vision", ("lib", "_torchaudio"): "audio", ("lib", "libtorchaudio"): "audio"}
+_MODULES = {("torchvision", "_C"): "vision", ("torchvision", "_C_stable"): "vision", ("lib", "_torchaudio"): "audio", ("lib", "libtorchaudio"): "audio"}
 
 
 def define(path):

@@ -1,8 +1,8 @@
 """Operators of `torchvision` (`torch.ops.torchvision`). Their gradients are those of the operators that they are made of. Pools of regions
 have schemas only, and raise when they are called."""
 
-from .. import _core
-from ..autograd import no_grad
+from .. import _core, autograd
+from ..autograd import enable_grad, no_grad
 from ..library import Library
 from ..nn import functional as F
 
@@ -13,7 +13,9 @@ _CONVOLUTION = ("SymInt stride_h, SymInt stride_w, SymInt pad_h, SymInt pad_w, S
 _SCHEMAS = (
     "_cuda_version() -> int",
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     f"roi_align(Tensor input, {_REGIONS}, int sampling_ratio, bool aligned) -> Tensor",
+    f"qroi_align(Tensor input, {_REGIONS}, int sampling_ratio, bool aligned) -> Tensor",
     f"_roi_align_backward(Tensor grad, {_REGIONS}, {_EXTENTS}, int sampling_ratio, bool aligned) -> Tensor",
     f"roi_pool(Tensor input, {_REGIONS}) -> (Tensor, Tensor)",
     f"_roi_pool_backward(Tensor grad, {_REGIONS.replace('rois', 'rois, Tensor argmax', 1)}, {_EXTENTS}) -> Tensor",
@@ -123,8 +125,30 @@ def deform_conv2d(input, weight, offset, mask, bias, stride_h, stride_w, pad_h, 
     return result.view(batch, weight.shape[0], down, across) + bias.view(-1, 1, 1)
 
 
+def _gradients(function, operands, grad, *options):
+    """Returns the gradients of a function by its operands, for a gradient of its result."""
+    with enable_grad():
+        leaves = [operand.detach().requires_grad_() for operand in operands]
+        return autograd.grad(function(*leaves, *options), leaves, grad)
+
+
+def _roi_align_backward(grad, rois, spatial_scale, pooled_height, pooled_width, batch_size, channels, height, width, sampling_ratio, aligned):
+    """Returns the gradient of `roi_align` by the images."""
+    images = grad.new_zeros([batch_size, channels, height, width])
+    return _gradients(roi_align, [images], grad, rois, spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned)[0]
+
+
+def _deform_conv2d_backward(grad, input, weight, offset, mask, bias, *options):
+    """Returns the gradients of `deform_conv2d` by its five tensors."""
+    if options[-1]:
+        return _gradients(deform_conv2d, [input, weight, offset, mask, bias], grad, *options)
+    of_input, of_weight, of_offset, of_bias = _gradients(
+        lambda input, weight, offset, bias: deform_conv2d(input, weight, offset, mask, bias, *options), [input, weight, offset, bias], grad)
+    return of_input, of_weight, of_offset, _core.zeros_like(mask), of_bias
+
+
 _library = Library("torchvision", "DEF")
 for _schema in _SCHEMAS:
     _library.define(_schema)
-for _function in (_cuda_version, nms, roi_align, deform_conv2d):
+for _function in (_cuda_version, nms, roi_align, _roi_align_backward, deform_conv2d, _deform_conv2d_backward):
     _library.impl(_function.__name__, _function)

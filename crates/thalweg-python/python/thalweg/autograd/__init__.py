@@ -3,6 +3,7 @@
 import warnings
 
 from .. import _core, _external
+from .. import _transform_levels as _levels
 from .._core import is_inference_mode_enabled  # noqa: F401
 from .._left_out import attributes as _attributes
 from .anomaly_mode import detect_anomaly, set_detect_anomaly  # noqa: F401
@@ -30,6 +31,11 @@ def _described(output):
     return output if isinstance(output, _core.Tensor) else output.ownership_token
 
 
+def _is_mapped(gradient):
+    from ..func import _batching
+    return isinstance(gradient, _batching.Batched)
+
+
 def _started(place, output, gradient, is_batched):
     """Returns the gradient with which a pass starts at an output."""
     known = _described(output)
@@ -41,6 +47,8 @@ def _started(place, output, gradient, is_batched):
         if _external.is_wrapper(known):
             return _core.ones_like(known)
         return _core.ones(known.shape, dtype=known.dtype, device=known.device)
+    if _levels.local.maps and _is_mapped(gradient):
+        raise NotImplementedError("backward() with a gradient that `vmap` maps is left out: call `torch.autograd.grad`, which returns the gradients")
     if not isinstance(gradient, _core.Tensor):
         raise TypeError(f"gradients can be either Tensors or None, but got {type(gradient).__name__}")
     if known is None:
@@ -87,6 +95,12 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
     if not inputs:
         raise ValueError("grad requires non-empty inputs.")
     given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
+    if _levels.local.maps:
+        found = _by_slices(outputs, inputs, given, dict(
+            retain_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph, allow_unused=allow_unused,
+            is_grads_batched=is_grads_batched, materialize_grads=materialize_grads))
+        if found is not None:
+            return found
     roots = _roots(outputs, given, is_grads_batched)
     for place, one in enumerate(inputs):
         if isinstance(one, _core.Tensor) and not one.requires_grad:
@@ -107,6 +121,19 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
             "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the "
             "desired behavior.")
     return tuple(found)
+
+
+def _by_slices(outputs, inputs, gradients, options):
+    """Returns the gradients that follow from gradients which `vmap` maps: one pass for each slice. None if it maps none of them."""
+    from ..func import _batching
+    mapped = _batching.find(gradients)
+    if not mapped:
+        return None
+    level, retain = _batching.innermost(mapped), options.pop("retain_graph")
+    slices = [None if one is None else _batching.batch_of(one, level) for one in gradients]
+    rows = [grad(outputs, inputs, [None if one is None else one[place] for one in slices], retain_graph=bool(retain or place + 1 < level.size), **options)
+            for place in range(level.size)]
+    return tuple(None if parts[0] is None else _batching.Batched.of(_core.stack(parts), level) for parts in zip(*rows))
 
 
 def _batched(roots, targets, retain_graph, create_graph):

@@ -108,6 +108,13 @@ def all_to_all_single(self, output_split_sizes=None, input_split_sizes=None, gro
     return made
 
 
+def all_to_all_single_autograd(self, output_split_sizes=None, input_split_sizes=None, group=None, tag=""):
+    """Returns the parts that the ranks have sent to this one. The gradient of each goes back to the rank that sent it."""
+    group = group_of(group)
+    return Change.apply(self, lambda value: all_to_all_single(value, output_split_sizes, input_split_sizes, group),
+                        lambda gradient: all_to_all_single(gradient, input_split_sizes, output_split_sizes, group))
+
+
 def wait_tensor(tensor):
     """Returns the tensor, which is complete."""
     return tensor

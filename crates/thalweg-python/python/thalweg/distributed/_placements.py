@@ -34,6 +34,15 @@ class Shard(Placement):
 
 
 @dataclasses.dataclass(frozen=True)
+class _StridedShard(Placement):
+    """Each rank has its part of each of several parts of a dimension, as if that had been divided before. As in PyTorch, this class does not derive
+    from `Shard`."""
+
+    dim: int
+    split_factor: int = dataclasses.field(kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class Partial(Placement):
     """Each rank has a term of a reduction."""
 
@@ -42,4 +51,4 @@ class Partial(Placement):
 
 def names():
     """Returns the classes by their names."""
-    return {one.__name__: one for one in (Placement, Replicate, Shard, Partial)}
+    return {one.__name__: one for one in (Placement, Replicate, Shard, Partial, _StridedShard)}

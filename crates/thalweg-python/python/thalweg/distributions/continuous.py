@@ -527,9 +527,17 @@ class GeneralizedPareto(Distribution):
         z, k = (value - self.loc) / self.scale, self._safe()
         return _core.where(self._is_zero(), -z, -(1 / k + 1) * (k * z).log1p()) - self.scale.log()
 
-    def cdf(self, value):
+    def log_survival_function(self, value):
+        """Returns the logarithms of the probabilities of values above those given."""
         z, k = (value - self.loc) / self.scale, self._safe()
-        return _core.where(self._is_zero(), 1 - (-z).exp(), 1 - (-(k * z).log1p() / k).exp())
+        return _core.where(self._is_zero(), -z, -(k * z).log1p() / k)
+
+    def log_cdf(self, value):
+        """Returns the logarithms of the probabilities of values up to those given."""
+        return (-self.log_survival_function(value).exp()).log1p()
+
+    def cdf(self, value):
+        return 1 - self.log_survival_function(value).exp()
 
     def icdf(self, value):
         k, log_rest = self._safe(), (-value).log1p()

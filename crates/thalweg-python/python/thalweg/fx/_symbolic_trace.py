@@ -11,10 +11,20 @@ from .. import _core
 from ..nn.module import Module
 from ..nn.parameter import Parameter
 from ..utils import _pytree as pytree
+from ._compatibility import compatibility  # noqa: F401
 from .graph import Graph, PyTreeInfo, _PyTreeCodeGen
 from .graph_module import GraphModule
 from .node import base_types, map_aggregate
 from .proxy import ParameterProxy, Proxy, Scope, ScopeContextManager, TracerBase
+
+# Names of PyTorch's module, for tracers of others that replace `trace`.
+FunctionType = types.FunctionType
+_orig_module_call, _orig_module_getattr = Module.__call__, Module.__getattr__
+
+
+class ScriptObject:
+    """The class of objects of compiled programs, of which there are none."""
+
 
 _HAS_VARSTUFF = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 # Functions and methods whose calls with symbolic values become nodes, by the namespace and the name where programs find them.

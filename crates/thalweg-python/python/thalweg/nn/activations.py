@@ -114,6 +114,10 @@ class PReLU(Module):
         self.num_parameters, self.init = num_parameters, init
         self.weight = Parameter(_core.full([num_parameters], init, device=device, dtype=dtype))
 
+    def reset_parameters(self):
+        """Sets the slopes to the initial one."""
+        init.constant_(self.weight, self.init)
+
     def forward(self, input):
         return _core.prelu(input, self.weight)
 

@@ -10,6 +10,7 @@ from .._warnings import warn as _warn
 from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
 from ._complex import convolved
+from ._grouped import grouped_mm  # noqa: F401
 from ._resampling import affine_grid, grid_sample, interpolate, upsample, upsample_bilinear, upsample_nearest  # noqa: F401
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}

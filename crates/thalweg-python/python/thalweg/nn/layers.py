@@ -190,7 +190,17 @@ class EmbeddingBag(Module):
         return _table_repr(self, "mode")
 
 
-class LayerNorm(Module):
+class _Scaled(Module):
+    """The common part of modules that scale and move what they have normalized."""
+
+    def reset_parameters(self):
+        """Sets the weight to 1 and the bias to 0."""
+        for value, reset in ((self.weight, init.ones_), (getattr(self, "bias", None), init.zeros_)):
+            if value is not None:
+                reset(value)
+
+
+class LayerNorm(_Scaled):
     """Normalizes the last dimensions."""
 
     def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, bias=True, device=None, dtype=None):
@@ -201,13 +211,6 @@ class LayerNorm(Module):
         self.register_parameter("bias", _empty(self.normalized_shape, device, dtype) if elementwise_affine and bias else None)
         self.reset_parameters()
 
-    def reset_parameters(self):
-        """Sets the weight to 1 and the bias to 0."""
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
-
     def forward(self, input):
         return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
@@ -215,7 +218,7 @@ class LayerNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class RMSNorm(Module):
+class RMSNorm(_Scaled):
     """Divides by the root mean square of the last dimensions."""
 
     def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None):
@@ -223,8 +226,7 @@ class RMSNorm(Module):
         self.normalized_shape, self.eps = _tuple(normalized_shape, 1), eps
         self.elementwise_affine = elementwise_affine
         self.register_parameter("weight", _empty(self.normalized_shape, device, dtype) if elementwise_affine else None)
-        if elementwise_affine:
-            init.ones_(self.weight)
+        self.reset_parameters()
 
     def forward(self, input):
         return F.rms_norm(input, self.normalized_shape, self.weight, self.eps)
@@ -233,7 +235,7 @@ class RMSNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class GroupNorm(Module):
+class GroupNorm(_Scaled):
     """Normalizes groups of channels."""
 
     def __init__(self, num_groups, num_channels, eps=1e-5, affine=True, device=None, dtype=None):
@@ -243,9 +245,7 @@ class GroupNorm(Module):
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
         self.register_parameter("weight", _empty((num_channels,), device, dtype) if affine else None)
         self.register_parameter("bias", _empty((num_channels,), device, dtype) if affine else None)
-        if affine:
-            init.ones_(self.weight)
-            init.zeros_(self.bias)
+        self.reset_parameters()
 
     def forward(self, input):
         return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)

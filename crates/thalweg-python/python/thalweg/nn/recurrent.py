@@ -22,6 +22,20 @@ def _in_region(state):
     return state
 
 
+def _ordered(state, indices):
+    """Returns a state, or a pair of them, with its sequences in another order."""
+    if state is None or indices is None:
+        return state
+    return tuple(_ordered(one, indices) for one in state) if isinstance(state, tuple) else state.index_select(1, indices)
+
+
+def _draw(module):
+    """Draws the initial values of a recurrent network or cell."""
+    bound = 1.0 / math.sqrt(module.hidden_size) if module.hidden_size else 0.0
+    for parameter in module.parameters():
+        init.uniform_(parameter, -bound, bound)
+
+
 class RNNBase(Module):
     """The base class of recurrent networks."""
 
@@ -96,17 +110,45 @@ class RNNBase(Module):
         self._check_states(states, batch)
 
     def _check_states(self, states, batch):
-        layers = self.num_layers * (2 if self.bidirectional else 1)
         for place, (name, state) in enumerate(states):
-            wanted = (layers, *batch, (self.proj_size or self.hidden_size) if place == 0 else self.hidden_size)
-            if tuple(state.shape) != wanted:
-                raise RuntimeError(f"Expected {name} size {wanted}, got {list(state.shape)}")
+            self.check_hidden_size(state, self._state_size(batch, place), f"Expected {name} size {{}}, got {{}}")
+
+    def _state_size(self, batch, place):
+        """Returns the shape of the hidden state, or of the cells."""
+        return (self.num_layers * (2 if self.bidirectional else 1), *batch, (self.proj_size or self.hidden_size) if place == 0 else self.hidden_size)
+
+    # The checks of PyTorch's classes, for classes that derive from these.
+
+    def check_input(self, input, batch_sizes):
+        """Refuses an input whose shape does not match the network."""
+        rank = 3 if batch_sizes is None else 2
+        if input.dim() != rank:
+            raise RuntimeError(f"input must have {rank} dimensions, got {input.dim()}")
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}")
+
+    def get_expected_hidden_size(self, input, batch_sizes):
+        """Returns the shape of the hidden state for an input."""
+        batch = int(batch_sizes[0]) if batch_sizes is not None else input.shape[0 if self.batch_first else 1]
+        return self._state_size((batch,), 0)
+
+    def check_hidden_size(self, hx, expected_hidden_size, msg="Expected hidden size {}, got {}"):
+        """Refuses a state with another shape than the expected one."""
+        if tuple(hx.shape) != tuple(expected_hidden_size):
+            raise RuntimeError(msg.format(expected_hidden_size, list(hx.shape)))
+
+    def check_forward_args(self, input, hidden, batch_sizes):
+        """Refuses an input and a state whose shapes do not match the network."""
+        self.check_input(input, batch_sizes)
+        self.check_hidden_size(hidden, self.get_expected_hidden_size(input, batch_sizes))
+
+    def permute_hidden(self, hx, permutation):
+        """Returns a state with its sequences in another order."""
+        return _ordered(hx, permutation)
 
     def reset_parameters(self):
         """Draws new initial values."""
-        bound = 1.0 / math.sqrt(self.hidden_size) if self.hidden_size else 0.0
-        for parameter in self.parameters():
-            init.uniform_(parameter, -bound, bound)
+        _draw(self)
 
     @property
     def _all_weights(self):
@@ -165,13 +207,9 @@ class RNNBase(Module):
 
     def _packed(self, packed, hx):
         """Runs over packed sequences of different lengths."""
-        def ordered(state, indices):
-            if state is None or indices is None:
-                return state
-            return tuple(ordered(one, indices) for one in state) if isinstance(state, tuple) else state.index_select(1, indices)
         sizes = packed.batch_sizes.tolist()
-        output, state = self._over(packed.data, sizes[0], ordered(hx, packed.sorted_indices), sizes)
-        return PackedSequence(output, *packed[1:]), ordered(state, packed.unsorted_indices)
+        output, state = self._over(packed.data, sizes[0], _ordered(hx, packed.sorted_indices), sizes)
+        return PackedSequence(output, *packed[1:]), _ordered(state, packed.unsorted_indices)
 
     def _over(self, input, batch, hx, sizes=None):
         """Returns the outputs and the last states of a batch of sequences."""
@@ -243,6 +281,16 @@ class LSTM(RNNBase):
     def _mode(self):
         return "lstm"
 
+    def get_expected_cell_size(self, input, batch_sizes):
+        """Returns the shape of the cells for an input."""
+        return self.get_expected_hidden_size(input, batch_sizes)[:2] + (self.hidden_size,)
+
+    def check_forward_args(self, input, hidden, batch_sizes):
+        """Refuses an input and states whose shapes do not match the network."""
+        self.check_input(input, batch_sizes)
+        self.check_hidden_size(hidden[0], self.get_expected_hidden_size(input, batch_sizes), "Expected hidden[0] size {}, got {}")
+        self.check_hidden_size(hidden[1], self.get_expected_cell_size(input, batch_sizes), "Expected hidden[1] size {}, got {}")
+
     def _over(self, input, batch, hx, sizes=None):
         hidden, cell = (None, None) if hx is None else hx
         states = [self._start(input, batch, hidden, self.proj_size), self._start(input, batch, cell)]
@@ -276,9 +324,11 @@ class RNNCellBase(Module):
         self.weight_hh = _empty((rows, hidden_size), device, dtype)
         self.register_parameter("bias_ih", _empty((rows,), device, dtype) if bias else None)
         self.register_parameter("bias_hh", _empty((rows,), device, dtype) if bias else None)
-        bound = 1.0 / math.sqrt(hidden_size) if hidden_size else 0.0
-        for parameter in self.parameters():
-            init.uniform_(parameter, -bound, bound)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Draws new initial values."""
+        _draw(self)
 
     def extra_repr(self):
         nonlinearity = getattr(self, "nonlinearity", "tanh")

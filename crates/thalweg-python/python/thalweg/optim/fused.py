@@ -130,7 +130,7 @@ class Fused(Optimizer):
 
     def _show(self):
         """Adds the states of parameters that have been stepped to `state`."""
-        if all(id(parameter) in self._shown or id(parameter) in self._waiting for parameter in self._parameters()) and not self._derives:
+        if all(id(parameter) in self._shown or id(parameter) in self._waiting for parameter in self._parameters()):
             return
         states, parameters = self._fused.state()[0], self._parameters()
         for number, parameter in enumerate(parameters):
@@ -141,12 +141,6 @@ class Fused(Optimizer):
                 shown = {name: _core.view_as_complex(tensor) if parameter.is_complex() and tensor.dim() else tensor
                          for name, tensor in sorted(states[number].items(), key=lambda state: state[0] != "step") if name not in self._hidden}
                 self._shown[id(parameter)], self._state[parameter] = shown, dict(shown)
-        self._derive()
-
-    _derives = False
-
-    def _derive(self):
-        """Adds states to `state` that PyTorch's optimizer has and that are computed from the others."""
 
     def _is_touched(self):
         """Returns whether a program has replaced states in `state`."""

@@ -236,31 +236,15 @@ class Rprop(optimizer("FusedRprop", _rprop, "prev step_size=lr", {"lr": 1e-2, "e
 
 
 def _asgd(group, parameter, gradient, step, state):
-    rate = group.lr
-    eta, mu = (rate / (1 + group.lambd * rate * (step - 1)) ** group.alpha, 1 / (step - 1 - group.t0).clamp_min(1.0))
+    rate, eta, mu = group.lr, state["eta"], state["mu"]
     parameter = parameter * (1 - group.lambd * eta) - eta * _decayed(group, parameter, gradient)
     mean = _core.where(mu == 1, parameter, state["ax"] + (parameter - state["ax"]) * mu).to(parameter.dtype)
     following = rate / (1 + group.lambd * rate * step) ** group.alpha
     return parameter, {"ax": mean, "eta": following.detach(), "mu": 1 / (step - group.t0).clamp_min(1.0)}
 
 
-class ASGD(optimizer("FusedASGD", _asgd, "ax", {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0, **_FOREACH, "maximize": False,
-                               "differentiable": False, "capturable": False}, "")):
-    """Averaged stochastic gradient descent, fused. The step size and the weight of the average follow from the number of the step."""
-
-    __module__ = "thalweg.optim"
-    _derives = True
-    _scalars = {"eta": None, "mu": 1.0}
-
-    def _derive(self):
-        for group in self.param_groups:
-            rate = group["lr"].item() if isinstance(group["lr"], _core.Tensor) else group["lr"]
-            for parameter in group["params"]:
-                own = self._state.get(parameter)
-                if own and id(parameter) in self._shown:
-                    step = own["step"]
-                    own["eta"] = rate / (1 + group["lambd"] * rate * step) ** group["alpha"]
-                    own["mu"] = 1 / (step - group["t0"]).clamp_min(1.0)
+ASGD = optimizer("ASGD", _asgd, "ax", {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0, **_FOREACH, "maximize": False,
+                                       "differentiable": False, "capturable": False}, "", _scalars={"eta": None, "mu": 1.0})
 
 
 def _lion(group, parameter, gradient, step, state):

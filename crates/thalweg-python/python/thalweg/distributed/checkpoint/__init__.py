@@ -11,7 +11,8 @@ from ... import _core
 from ...futures import Future
 from .. import get_rank, get_world_size, is_initialized
 from ..fsdp import ShardedParameter
-from ..tensor import DTensor, part_of
+from ..tensor import DTensor
+from ..tensor._placing import part_of
 
 __all__ = ["CheckpointException", "DefaultLoadPlanner", "DefaultSavePlanner", "FileSystemReader", "FileSystemWriter", "LoadPlanner", "SavePlanner",
            "Stateful", "async_save", "load", "load_state_dict", "save", "save_state_dict"]

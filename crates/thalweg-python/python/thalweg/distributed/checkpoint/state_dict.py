@@ -7,7 +7,8 @@ import dataclasses
 
 from ... import _core
 from ...nn._states import _IncompatibleKeys
-from ..tensor import DTensor, part_of
+from ..tensor import DTensor
+from ..tensor._placing import part_of
 
 # Parts of names that wrappers add.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")

@@ -18,7 +18,8 @@ from ...utils import checkpoint
 from .. import _check, get_process_group_ranks
 from .._group import ReduceOp
 from .._placements import Shard
-from ..tensor import DTensor, part_of
+from ..tensor import DTensor
+from ..tensor._placing import part_of
 
 __all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard", "register_fsdp_forward_method"]
 

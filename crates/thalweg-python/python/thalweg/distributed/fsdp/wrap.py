@@ -28,6 +28,11 @@ def size_based_auto_wrap_policy(module, recurse, nonwrapped_numel, min_num_param
     return is_large and not isinstance(module, tuple(exclude_wrap_modules or (ModuleList, ModuleDict)))
 
 
+def _or_policy(module, recurse, nonwrapped_numel, policies):
+    """Chooses the modules that one of several policies chooses."""
+    return any(policy(module=module, recurse=recurse, nonwrapped_numel=nonwrapped_numel) for policy in policies)
+
+
 class _Policy:
     """The base class of policies that are objects."""
 

@@ -4,14 +4,15 @@ A `DTensor` has this rank's part, which has its place in the graph, and the plac
 computes for its part; every other function gathers the parts, and each rank computes it entirely.
 """
 
+import dataclasses
 import sys
 import types
 
 from ... import _core, _external, _torch_functions
 from .. import all_gather_object
-from .._placements import Partial, Placement, Replicate, Shard
+from .._placements import Partial, Placement, Replicate, Shard, _StridedShard
 from ..device_mesh import DeviceMesh, init_device_mesh
-from ._placing import part_of, redistributed, used_in_parts
+from ._placing import is_divided, placed, redistributed, used_in_parts
 
 __all__ = ["DTensor", "DeviceMesh", "Partial", "Placement", "Replicate", "Shard", "distribute_module", "distribute_tensor", "empty", "full",
            "init_device_mesh", "ones", "rand", "randn", "zeros"]
@@ -92,7 +93,7 @@ def _size():
 def _normal(placements, mesh, rank):
     """Returns placements with dimensions that count from the first."""
     placements = [Replicate()] * mesh.ndim if placements is None else placements
-    return tuple(Shard(one.dim % rank) if isinstance(one, Shard) and one.dim < 0 else one for one in placements)
+    return tuple(dataclasses.replace(one, dim=one.dim % rank) if is_divided(one) and one.dim < 0 else one for one in placements)
 
 
 def made(local, mesh, placements, shape):
@@ -107,7 +108,7 @@ def made(local, mesh, placements, shape):
 def _global_shape(local, mesh, placements):
     shape = list(local.shape)
     for dim, placement in enumerate(placements):
-        if placement.is_shard():
+        if is_divided(placement):
             found = [None] * mesh.size(dim)
             all_gather_object(found, local.shape[placement.dim], group=mesh.get_group(dim))
             shape[placement.dim] = sum(found) if list(local.shape)[placement.dim] == shape[placement.dim] else shape[placement.dim] * len(found)
@@ -131,8 +132,8 @@ def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_ran
         for dim in range(mesh.ndim):
             broadcast(local, group=mesh.get_group(dim), group_src=src_data_rank)
     for dim, placement in enumerate(placements):
-        if placement.is_shard():
-            local = part_of(local, placement.dim, mesh.get_local_rank(dim), mesh.size(dim))
+        if is_divided(placement):
+            local = placed(local, placement, mesh.get_local_rank(dim), mesh.size(dim))
         elif placement.is_partial():
             raise RuntimeError(f"Trying to distribute tensor with unsupported placements {placement} on device mesh dimension {dim}!")
     local = local.clone(memory_format=_core.contiguous_format)
@@ -239,7 +240,7 @@ def full(size, fill_value, *, device_mesh=None, placements=None, **options):
 
 
 _types = types.ModuleType(f"{__name__}.placement_types", "Placements of the parts of a tensor (`torch.distributed.tensor.placement_types`).")
-vars(_types).update(Placement=Placement, Shard=Shard, Replicate=Replicate, Partial=Partial, _Partial=Partial)
+vars(_types).update(Placement=Placement, Shard=Shard, Replicate=Replicate, Partial=Partial, _Partial=Partial, _StridedShard=_StridedShard)
 sys.modules[_types.__name__] = placement_types = _types
 
 from . import experimental  # noqa: E402

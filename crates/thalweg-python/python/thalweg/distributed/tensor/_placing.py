@@ -8,7 +8,7 @@ from ... import _core
 from .._collectives import all_reduce
 from .._functional_collectives import Change
 from .._group import ReduceOp
-from .._placements import Partial, Replicate, Shard
+from .._placements import Partial, Replicate, Shard, _StridedShard
 
 _OPERATIONS = {"sum": ReduceOp.SUM, "avg": ReduceOp.AVG, "max": ReduceOp.MAX, "min": ReduceOp.MIN, "product": ReduceOp.PRODUCT}
 
@@ -20,14 +20,33 @@ def part_of(tensor, dim, place, count):
     return tensor.narrow(dim, first, min(rows, tensor.shape[dim] - first))
 
 
-def own_part(tensor, dim, group):
+def is_divided(placement):
+    """Returns whether each rank has a part of a dimension."""
+    return isinstance(placement, (Shard, _StridedShard))
+
+
+def placed(tensor, placement, place, count):
+    """Returns the part of the rank at a place, of a dimension that is divided."""
+    if isinstance(placement, Shard):
+        return part_of(tensor, placement.dim, place, count)
+    groups = [part_of(tensor, placement.dim, group, placement.split_factor) for group in range(placement.split_factor)]
+    return _core.cat([part_of(group, placement.dim, place, count) for group in groups], placement.dim)
+
+
+def own_part(tensor, placement, group):
     """Returns this rank's part of a dimension, in memory of its own."""
-    return part_of(tensor.detach(), dim, group.rank(), group.size()).contiguous()
+    return placed(tensor.detach(), placement, group.rank(), group.size()).contiguous()
 
 
-def together(tensor, dim, group):
-    """Returns the parts of all ranks, one after another along a dimension."""
-    return _core.cat(group.tensors(tensor.contiguous(), "redistribute"), dim)
+def together(tensor, placement, group):
+    """Returns the entire tensor from the parts of all ranks."""
+    found = _core.cat(group.tensors(tensor.contiguous(), "redistribute"), placement.dim)
+    if isinstance(placement, Shard):
+        return found
+    numbers = _core.arange(found.shape[placement.dim], device=found.device)
+    along = _StridedShard(0, split_factor=placement.split_factor)
+    order = _core.cat([placed(numbers, along, place, group.size()) for place in range(group.size())])
+    return found.index_select(placement.dim, order.argsort())
 
 
 def summed(tensor, group, operation="sum"):
@@ -55,14 +74,14 @@ def changed(tensor, source, target, group):
     """Returns the part of this rank in another placement of one dimension of the mesh."""
     if source == target:
         return tensor
-    if isinstance(source, Shard):
-        entire = Change.apply(tensor, lambda value: together(value, source.dim, group), lambda gradient: own_part(gradient, source.dim, group))
+    if is_divided(source):
+        entire = Change.apply(tensor, lambda value: together(value, source, group), lambda gradient: own_part(gradient, source, group))
         return changed(entire, Replicate(), target, group)
     if isinstance(source, Partial):
         entire = Change.apply(tensor, lambda value: summed(value, group, source.reduce_op), _same)
         return changed(entire, Replicate(), target, group)
-    if isinstance(target, Shard):
-        return Change.apply(tensor, lambda value: own_part(value, target.dim, group), lambda gradient: together(gradient, target.dim, group))
+    if is_divided(target):
+        return Change.apply(tensor, lambda value: own_part(value, target, group), lambda gradient: together(gradient, target, group))
     return Change.apply(tensor, lambda value: of_first(value, group), _same)
 
 
@@ -72,7 +91,7 @@ def redistributed(tensor, mesh, sources, targets):
         return tensor
     middle = [source if source == target else Replicate() for source, target in zip(sources, targets)]
     # A dimension of the tensor that several dimensions of the mesh divide is put together from the innermost part outwards.
-    dims = [source.dim for source in sources if isinstance(source, Shard)] + [target.dim for target in targets if isinstance(target, Shard)]
+    dims = [placement.dim for placement in (*sources, *targets) if is_divided(placement)]
     if mesh.ndim > 1 and len(set(dims)) < len(dims):
         middle = [Replicate()] * mesh.ndim
     for place in reversed(range(mesh.ndim)):

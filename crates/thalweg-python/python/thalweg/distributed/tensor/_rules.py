@@ -4,13 +4,14 @@ A rule computes the result from the parts of the ranks: products (`matmul`, `lin
 shape. Every other function is computed by each rank from entire tensors.
 """
 
+import dataclasses
 import math
 import threading
 
 from ... import _core, _torch_functions
 from ..._kinds import LIKE, LINEAR, OF_ELEMENTS, name_of
-from .._placements import Partial, Replicate, Shard
-from ._placing import redistributed, used_in_parts
+from .._placements import Partial, Replicate, Shard, _StridedShard
+from ._placing import is_divided, redistributed, used_in_parts
 
 Tensor = _core.Tensor
 
@@ -32,9 +33,9 @@ def _located(placement, rank, own):
 def _beside(value, place, target, rank, is_part):
     """Returns the placement that an argument must have, for the result to have `target`; `is_part` says that others are in parts."""
     placement, own = value.placements[place], value.dim()
-    if isinstance(target, Shard):
+    if is_divided(target):
         dim = target.dim - (rank - own)
-        return Shard(dim) if dim >= 0 and value.shape[dim] != 1 else Replicate()
+        return dataclasses.replace(target, dim=dim) if dim >= 0 and value.shape[dim] != 1 else Replicate()
     return placement if placement == target else Replicate()
 
 
@@ -105,7 +106,7 @@ def _parts(call, wanted, targets):
     for value in call.values:
         local = redistributed(value._local, call.mesh, value.placements, wanted[id(value)])
         for place, (own, target) in enumerate(zip(wanted[id(value)], targets)):
-            if isinstance(own, Replicate) and isinstance(target, Shard) and local.requires_grad:
+            if isinstance(own, Replicate) and is_divided(target) and local.requires_grad:
                 local = used_in_parts(local, call.mesh.get_group(place))
         parts[id(value)] = local
     return parts
@@ -275,7 +276,9 @@ def result_of(kind, func, args, kwargs):
         args, kwargs = _all_divided(kind, args, kwargs)
     call, name = Call(kind, func, args, kwargs), name_of(func)
     if name in RULES:
-        return RULES[name](call)
+        # The rules divide a dimension once.
+        is_strided = any(isinstance(one, _StridedShard) for value in call.values for one in value.placements)
+        return call.entire() if is_strided else RULES[name](call)
     if name in _IN_PLACE and isinstance(args[0], kind):
         return in_place(call)
     if name in LINEAR or name in OF_ELEMENTS:

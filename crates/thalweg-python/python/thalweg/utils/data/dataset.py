@@ -89,13 +89,18 @@ class StackDataset(Dataset):
 class ConcatDataset(Dataset):
     """Several datasets, concatenated."""
 
+    @staticmethod
+    def cumsum(sequence):
+        """Returns the numbers of samples up to the end of each dataset."""
+        return list(itertools.accumulate(map(len, sequence)))
+
     def __init__(self, datasets):
         self.datasets = list(datasets)
         if not self.datasets:
             raise AssertionError("datasets should not be an empty iterable")
         if any(isinstance(dataset, IterableDataset) for dataset in self.datasets):
             raise AssertionError("ConcatDataset does not support IterableDataset")
-        self.cumulative_sizes = list(itertools.accumulate(len(dataset) for dataset in self.datasets))
+        self.cumulative_sizes = self.cumsum(self.datasets)
 
     def __getitem__(self, index):
         count = len(self)

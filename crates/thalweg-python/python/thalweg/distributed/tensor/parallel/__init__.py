@@ -12,7 +12,8 @@ from ....nn.layers import Embedding, Linear
 from ..._functional_collectives import Change, gathered, reduced, scattered
 from ..._placements import Replicate, Shard
 from ...fsdp import ShardedParameter, sum_over
-from .. import DTensor, part_of
+from .. import DTensor
+from .._placing import part_of
 
 __all__ = ["ColwiseParallel", "ParallelStyle", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel",
            "parallelize_module"]
