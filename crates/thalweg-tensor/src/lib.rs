@@ -9,7 +9,7 @@
 //! - [`fused`]: functions of several operators in fewer launches, by a table of patterns.
 //! - [`sdp`]: which backend computes attention.
 //! - [`random`]: random numbers from the host and on the device.
-//! - [`testing`]: tests of operators from samples.
+//! - `testing`, with the feature `sim-tools`: tests of operators from samples.
 //! - [`caller`]: the line that commands and errors name, for functions that call others.
 //! - [`HostTensor`]: pinned host memory with a shape.
 //!
