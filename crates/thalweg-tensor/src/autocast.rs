@@ -7,7 +7,7 @@
 //! passed.
 //!
 //! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
-//! Operators in a row that read the same result share its [cast](last).
+//! Operators in a row that read the same result share its cast (`last`).
 //! The cast of a parameter of a fused optimizer is kept across regions, and the optimizer's launch updates it together with the
 //! parameter ([`KeptCast`]). Backward passes cast nothing: their operators compute in the dtypes of the forward pass, unless a
 //! function in the pass opens a region. The gradient of such a leaf is a product or a sum computed in f32, where PyTorch rounds
