@@ -619,6 +619,9 @@ fn is_staged_alike(fused: &Loop, member: &Loop, machine: &Machine) -> bool {
         && !has_exponentials(body)
 }
 
+/// Row dimensions: their extents, and their strides modulo a vector.
+type Shifts = SmallVec<[(u64, u64); 4]>;
+
 /// The order in which a launch combines the points of a row.
 #[derive(PartialEq, Eq, Debug)]
 struct Order {
@@ -626,7 +629,7 @@ struct Order {
     levels: u8,
     is_online: bool,
     /// For rows that begin within a vector: the elements of a vector, and the row dimensions, as far as they move the begin.
-    shift: Option<(u8, SmallVec<[(u64, u64); 4]>)>,
+    shift: Option<(u8, Shifts)>,
 }
 
 fn order(launch: &LoopLaunch, class: &Class) -> Order {
@@ -636,11 +639,11 @@ fn order(launch: &LoopLaunch, class: &Class) -> Order {
 
 /// Returns the extents of the row dimensions, and their strides modulo a vector, of the operands that are read point by point, which have
 /// one distance between rows. Neighbours that move the begin like one are one.
-fn shifts(launch: &LoopLaunch, vector: u64) -> SmallVec<[(u64, u64); 4]> {
+fn shifts(launch: &LoopLaunch, vector: u64) -> Shifts {
     let walks = |strides: &SmallVec<[u64; 6]>| strides[launch.rows.len()..].iter().any(|&stride| stride > 0);
     let inputs = 0..launch.body.inputs.len();
     let of = inputs.filter_map(|input| strides(launch, input).map(SmallVec::from_iter)).find(walks);
-    let mut found: SmallVec<[(u64, u64); 4]> = SmallVec::new();
+    let mut found = Shifts::new();
     for (&extent, stride) in launch.rows.iter().zip(of.unwrap_or_default()).filter(|(extent, _)| **extent > 1)
     {
         match found.last_mut() {

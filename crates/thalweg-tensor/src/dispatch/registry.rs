@@ -194,7 +194,7 @@ pub fn define_operator(schema: &str) -> Result<&'static Operator> {
 
 /// Defines a program's own operator by a [`LoopOp`]: its kernels on every device and in every dtype, and its gradient, are
 /// derived from the formula. Its schema (`aten`) must have a namespace of its own.
-/// [`testing::check_entry`](crate::testing::check_entry) tests it.
+/// `testing::check_entry` tests it.
 ///
 /// # Errors
 /// Those of [`define_operator`]; [`Error::is_invalid_argument`] if another loop has its name, since kernels are cached by it.

@@ -1,6 +1,9 @@
 //! Compiled passes that move work so that loops meet: which kernels result, and that no bit and no hook notices.
 
+use std::sync::Arc;
+
 use thalweg_ir::DType;
+use thalweg_lock::Mutex;
 use thalweg_runtime::{CaptureOptions, Graph, Result};
 use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::compile::{Counters, compiled, counters, set_recomputed_bytes};
@@ -99,12 +102,12 @@ fn hooks_see_what_they_see_without_compilation() {
     on_own_device(|| {
         let seen = |is_compiled: bool| {
             let leaves = [leaf(&[8, 12], 13), leaf(&[12, 12], 14), leaf(&[12, 12], 15)];
-            let order = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+            let order = Arc::new(Mutex::new(Vec::new()));
             for (number, leaf) in leaves.iter().enumerate() {
                 let order = order.clone();
                 let _hook = leaf
                     .register_hook(move |gradient| {
-                        order.lock().unwrap().push((number, bits(gradient)));
+                        order.lock().push((number, bits(gradient)));
                         Ok(None)
                     })
                     .unwrap();
@@ -115,8 +118,7 @@ fn hooks_see_what_they_see_without_compilation() {
             };
             let loss = if is_compiled { compiled(function) } else { function() };
             loss.unwrap().backward().unwrap();
-            let seen = order.lock().unwrap().clone();
-            seen
+            order.lock().clone()
         };
         assert!(seen(true) == seen(false));
     });
