@@ -437,6 +437,12 @@ let i = Tensor::from_values([0i64, 2], &device)?;
 let y = Tensor::from_values([7.0f32, 8.0], &device)?;
 assert_eq!(x.index_put(&[Some(i)], &y, false)?.to_string(), "tensor([7., 2., 8.], device='sim:0')");"#
 
+index_put_ r#"let x = Tensor::from_values([1.0f32, 2.0, 3.0], &device)?;
+let i = Tensor::from_values([0i64, 2], &device)?;
+let y = Tensor::from_values([7.0f32, 8.0], &device)?;
+x.index_put_(&[Some(i)], &y, false)?;
+assert_eq!(x.to_string(), "tensor([7., 2., 8.], device='sim:0')");"#
+
 index_reduce r#"let x = Tensor::from_values([1.0f32, 1.0, 1.0], &device)?;
 let i = Tensor::from_values([0i64, 0], &device)?;
 let y = Tensor::from_values([2.0f32, 3.0], &device)?;
