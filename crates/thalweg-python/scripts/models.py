@@ -1,19 +1,22 @@
 """Times training steps of eleven models that are written plainly, under this package or under PyTorch: one file, one program for both.
 
-    PYTHONPATH=python python scripts/models.py LIBRARY [NAME ...] [--compile [--mode MODE] [--backend BACKEND]] [--steps N] [--tiny] [--out FILE]
+    PYTHONPATH=python python scripts/models.py LIBRARY [NAME ...] [--compile [--mode MODE] [--backend BACKEND]] [--warm N] [--steps N]
+        [--tiny] [--out FILE] [--trace FOLDER]
 
 LIBRARY is `thalweg` or `torch`. Each model is a class over `nn` and `nn.functional` as a user would write it, trained by its usual optimizer under
 bfloat16 autocast (float32 where the table says so). Per model: milliseconds per step (the median of N, by events), the peak of allocated memory in
 MiB, the seconds of the first step, and the loss after the steps. `--compile` wraps the step's forward pass and loss with `torch.compile`,
 with a mode and a backend where they are named (`torch --compile --backend thalweg` runs our kernels inside PyTorch).
 `--tiny` makes the models and inputs small, so that they run on the simulated GPU or on PyTorch's CPU: does each run, and are the losses alike?
-With FILE a line of JSON per model is appended.
+With FILE a line of JSON per model is appended. `--warm` is the number of steps before those that are timed: a compiled function takes about 20 calls
+to find the faster way. With FOLDER a Chrome trace of two more steps per model is written there.
 """
 
 import argparse
 import importlib
 import json
 import math
+import os
 import random
 import statistics
 import sys
@@ -489,7 +492,25 @@ def measured(name, options, device):
     first = time.perf_counter() - started
     losses = [loss] + [step().item() for _ in range(2)]
     row = dict(name=name, library=torch.__name__, first_s=round(first, 3), losses=losses)
-    return row if options.tiny else row | timed(step, options.steps)
+    if options.tiny:
+        return row
+    for _ in range(options.warm):
+        step()
+    row |= timed(step, options.steps)
+    if options.trace:
+        traced(step, os.path.join(options.trace, f"{name}-{torch.__name__}{'-compiled' if options.compile else ''}.json"))
+    return row
+
+
+def traced(step, path):
+    """Writes the timeline of two steps."""
+    profiler = importlib.import_module(torch.__name__ + ".profiler")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as recorded:
+        step()
+        step()
+        torch.cuda.synchronize()
+    recorded.export_chrome_trace(path)
 
 
 def timed(step, steps):
@@ -517,8 +538,10 @@ def main():
     parser.add_argument("--mode")
     parser.add_argument("--backend")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--warm", type=int, default=24)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out")
+    parser.add_argument("--trace")
     options = parser.parse_args()
     load(options.library)
     if options.backend == "thalweg":
