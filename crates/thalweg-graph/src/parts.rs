@@ -15,7 +15,7 @@ use thalweg_ops::Placement;
 use thalweg_ops::lower::LoopLaunch;
 
 use crate::loops::{canonical, strides};
-use crate::segment::{Lifetime, Node, Operand, Segment, Touched, dtypes};
+use crate::segment::{Lifetime, Node, Operand, Segment, Touched, dtypes, walked};
 
 /// The most parts of a loop by one division, and the most nodes that divisions add to a segment.
 const MOST_PARTS: usize = 4;
@@ -41,14 +41,13 @@ struct Cut {
     places: SmallVec<[u64; 4]>,
 }
 
-/// A part of a dimension of a memory: of every `width` steps, those from `from` to `to`.
+/// Steps of one size through a memory, as many as an operand makes in a row.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     /// The distance from a step to the next, and from the first of some steps to the first of the following ones, in elements.
     step: u64,
     period: u64,
-    from: u64,
-    to: u64,
+    count: u64,
 }
 
 /// A node of the segment, or a part of one.
@@ -223,24 +222,16 @@ fn add(cut: &mut Option<Cut>, found: Cut) {
 fn ranges(launch: &LoopLaunch, number: usize) -> SmallVec<[Range; 4]> {
     let Some(strides) = strides(launch, number) else { return SmallVec::new() };
     let extents = launch.rows.iter().chain(&launch.inner).map(|&extent| extent as u64);
-    let mut walked: SmallVec<[(u64, u64); 6]> = extents
-        .zip(strides)
-        .filter(|&(extent, stride)| extent > 1 && stride > 0)
-        .map(|(extent, stride)| (stride, extent))
-        .collect();
-    walked.sort_unstable();
     // Neighbours that are traversed like one.
     let mut merged: SmallVec<[(u64, u64); 6]> = SmallVec::new();
-    for (stride, extent) in walked {
+    for (extent, stride) in walked(extents.zip(strides)) {
         match merged.last_mut() {
             Some((step, count)) if *step * *count == stride => *count *= extent,
             _ => merged.push((stride, extent)),
         }
     }
     let outer = merged.iter().skip(1).map(|(stride, _)| *stride).chain([u64::MAX]);
-    let found =
-        merged.iter().zip(outer).map(|(&(step, count), period)| Range { step, period, from: 0, to: count });
-    found.collect()
+    merged.iter().zip(outer).map(|(&(step, count), period)| Range { step, period, count }).collect()
 }
 
 /// Returns the division of a node so that the part of an operand that another operand shows is one of the parts. `None` if it is one already,
@@ -271,7 +262,8 @@ fn cut_at(
         let first = distance.rem_euclid(i128::from(period) * i128::from(size));
         let step_bytes = i128::from(range.step) * i128::from(size);
         let is_aligned = first % step_bytes == 0;
-        let (from, to) = (range.from + (first / step_bytes) as u64, range.to + (first / step_bytes) as u64);
+        let from = (first / step_bytes) as u64;
+        let to = from + range.count;
         let is_inside = range.period != u64::MAX
             || distance >= 0
             || distance % (i128::from(period) * i128::from(size)) == 0;

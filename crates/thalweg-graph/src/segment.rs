@@ -104,6 +104,13 @@ pub(crate) fn dtypes(body: &Body) -> impl Iterator<Item = DType> {
     inputs.chain(body.outputs.iter().map(|output| output.dtype))
 }
 
+/// Returns the dimensions, by extent and stride, along which an operand moves: the smallest stride first.
+pub(crate) fn walked(dims: impl Iterator<Item = (u64, u64)>) -> SmallVec<[(u64, u64); 6]> {
+    let mut walked: SmallVec<_> = dims.filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
+    walked.sort_unstable_by_key(|&(extent, stride)| (stride, extent));
+    walked
+}
+
 /// Returns the range that an operand with a placement touches in a launch.
 pub(crate) fn touched(launch: &LoopLaunch, operand: Operand, placement: &Placement, dtype: DType) -> Touched {
     let (memory, start, size) = (operand.memory, operand.offset, dtype.size_bytes() as u64);
@@ -122,9 +129,7 @@ pub(crate) fn touched(launch: &LoopLaunch, operand: Operand, placement: &Placeme
     if dims.iter().any(|(extent, _)| *extent == 0) {
         return Touched { memory, start, end: start, bytes: 0, lines: [Line::default(); 2] };
     }
-    let mut walked: SmallVec<[(u64, u64); 6]> =
-        dims.into_iter().filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
-    walked.sort_unstable_by_key(|&(_, stride)| stride);
+    let walked = walked(dims.into_iter());
     let mut lines: SmallVec<[Line; 4]> = SmallVec::new();
     // Longer lines show something new if they leave out more than the shorter ones do.
     let (mut width, mut gap) = (size, 0);

@@ -11,7 +11,7 @@
 //!
 //! An index out of range does nothing.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
 use thalweg_ir::DType;
@@ -72,19 +72,22 @@ fn forms() -> impl Iterator<Item = Form> {
     WAYS.into_iter().flat_map(of_way)
 }
 
-/// Returns the name of an entry point. Kernels are found by name, so it is the same string each time.
-fn name_of(form: Form) -> &'static str {
-    static NAMES: OnceLock<Vec<(Form, String)>> = OnceLock::new();
-    let names = NAMES.get_or_init(|| {
-        let named = |form @ (combine, dtype, many, into): Form| {
-            let way = if combine == Combine::Sum { String::new() } else { format!("{}_", combine.name()) };
-            let (into, many) = (if into { "into_" } else { "" }, if many { "_many" } else { "" });
-            (form, format!("scatter_atomic_{way}{into}{}{many}", DTYPES[dtype].name()))
-        };
-        forms().map(named).collect()
-    });
-    let found = names.iter().find(|(known, _)| *known == form);
-    found.map_or("scatter_atomic", |(_, name)| name.as_str())
+/// The names of the entry points by way, dtype, whether they combine in 16 bits, and whether they number in 64. Kernels are found by
+/// name, so it is the same string each time.
+static NAMES: LazyLock<[[[[String; 2]; 2]; DTYPES.len()]; WAYS.len()]> = LazyLock::new(|| {
+    let name = |combine: Combine, dtype: DType, into: bool, many: bool| {
+        let way = if combine == Combine::Sum { String::new() } else { format!("{}_", combine.name()) };
+        let (into, many) = (if into { "into_" } else { "" }, if many { "_many" } else { "" });
+        format!("scatter_atomic_{way}{into}{}{many}", dtype.name())
+    };
+    WAYS.map(|way| {
+        DTYPES.map(|dtype| [false, true].map(|into| [false, true].map(|many| name(way, dtype, into, many))))
+    })
+});
+
+fn name_of((combine, dtype, many, into): Form) -> &'static str {
+    let way = WAYS.iter().position(|way| *way == combine).unwrap_or(0);
+    &NAMES[way][dtype][usize::from(into)][usize::from(many)]
 }
 
 fn print(form @ (combine, dtype, many, into): Form) -> String {

@@ -24,11 +24,10 @@ _MOST_WARM, _MOST_OTHERS = 64, 64
 class Way:
     """The way in which a function runs: compiled, as it is written, or not decided yet."""
 
-    __slots__ = ("compiles", "trial", "__weakref__")
+    __slots__ = ("compiles", "__weakref__")
 
     def __init__(self, decides=True):
         self.compiles = None if decides else True
-        self.trial = None
 
     def chosen(self):
         """Returns whether the call that begins is compiled."""
@@ -45,11 +44,10 @@ class Way:
 class Trial:
     """A comparison of both ways, at the calls of the function that began it."""
 
-    def __init__(self, leader, clock=time.perf_counter, wait=None, programs=None):
+    def __init__(self, leader):
         self._leader = weakref.ref(leader)
-        self._members = [self._leader]
-        self._clock, self._wait = clock, wait or _core._await_gpu
-        self._programs = programs or (lambda: _core._compile_counters()[3])
+        self._members = weakref.WeakSet([leader])
+        # The number of programs that were planned.
         self._known = None
         self._others = self._calls = self._warmed = 0
         self._until = None
@@ -66,9 +64,7 @@ class Trial:
         self._others += 1
         if self._leader() is None or self._others > _MOST_OTHERS:
             return False
-        if way.trial is not self:
-            way.trial = self
-            self._members.append(weakref.ref(way))
+        self._members.add(way)
         return True
 
     def called(self, way):
@@ -87,17 +83,17 @@ class Trial:
             return
         if self._until is not None and self._calls <= self._until:
             return
-        self._wait()
+        _core._await_gpu()
         if self._start is None:
-            self._start, self._calls, self._until = self._clock(), 1, _MEASURED
+            self._start, self._calls, self._until = time.perf_counter(), 1, _MEASURED
             return
-        self._times[self._compiles].append(self._clock() - self._start)
+        self._times[self._compiles].append(time.perf_counter() - self._start)
         self._start = None
         self._decide()
 
     def _is_warm(self):
         """Returns whether the calls so far have planned everything that they need: the time of others says nothing."""
-        programs = self._programs()
+        programs = _core._compile_counters()[3]
         if programs != self._known and self._warmed < _MOST_WARM:
             self._known, self._calls = programs, 0
         self._warmed += 1
@@ -122,9 +118,8 @@ class Trial:
 
     def _settle(self, compiles):
         self._compiles = compiles
-        for member in self._members:
-            if (way := member()) is not None:
-                way.compiles, way.trial = compiles, None
+        for way in self._members:
+            way.compiles = compiles
         if _THREAD.trial is self:
             _THREAD.trial = None
 
