@@ -125,7 +125,7 @@ def test_shapes_change_while_others_read_them():
     x, y = th.arange(6, dtype=th.float32).reshape(2, 3), th.arange(6, dtype=th.float32)
 
     def work(number):
-        for step in range(60):
+        for step in range(200):
             if number == 0:
                 x.transpose_(-1, -2)
             elif number == 1:

@@ -514,6 +514,8 @@ struct Later {
     blocks: [OnceLock<Box<[OnceLock<Layout>]>>; 32],
     /// The number of layouts after the first.
     count: Mutex<usize>,
+    /// How often the current layout was set. Written with `count` locked.
+    changes: AtomicUsize,
 }
 
 impl Later {
@@ -545,16 +547,31 @@ impl Layouts {
         }
     }
 
+    /// Returns how often the current layout was set.
+    pub(crate) fn changes(&self) -> usize {
+        self.later.get().map_or(0, |later| later.changes.load(Ordering::Acquire))
+    }
+
     /// Makes another layout the current one.
     pub(crate) fn set(&self, layout: Layout) {
+        self.set_after(None, layout);
+    }
+
+    /// Makes another layout the current one if the layout was set `changes` times so far; at any count if that is `None`.
+    /// Returns whether it was made the current one.
+    pub(crate) fn set_after(&self, changes: Option<usize>, layout: Layout) -> bool {
         let later = self.later.get_or_init(|| {
             Box::new(Later {
                 now: AtomicUsize::new(0),
                 blocks: [const { OnceLock::new() }; 32],
                 count: Mutex::new(0),
+                changes: AtomicUsize::new(0),
             })
         });
         let mut count = later.count.lock();
+        if changes.is_some_and(|changes| changes != later.changes.load(Ordering::Relaxed)) {
+            return false;
+        }
         let mut recent = (count.saturating_sub(RECENT) + 1..=*count).rev();
         let known = match layout == self.first {
             true => Some(0),
@@ -566,5 +583,7 @@ impl Layouts {
             *count
         });
         later.now.store(number, Ordering::Release);
+        later.changes.fetch_add(1, Ordering::Release);
+        true
     }
 }

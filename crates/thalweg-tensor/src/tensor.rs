@@ -663,6 +663,23 @@ impl Tensor {
         self.bump_version();
     }
 
+    /// Changes the layout, also of all clones, to one that `view` computes from the current one. If another thread changes the
+    /// layout meanwhile, the result or the error of `view` may be due to both layouts: it is computed again.
+    pub(crate) fn update_layout(&self, mut view: impl FnMut() -> Result<Self>) -> Result<Self> {
+        let layouts = &self.0.layouts;
+        loop {
+            let changes = layouts.changes();
+            match view() {
+                Ok(view) if layouts.set_after(Some(changes), view.layout().clone()) => {
+                    self.bump_version();
+                    return Ok(view);
+                }
+                Err(error) if layouts.changes() == changes => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+
     /// Gives the tensor another shape and strides, and its storage more memory if it does not have enough (`torch.Tensor.resize_`).
     /// Elements stay where they are in memory; additional ones are uninitialized.
     ///
