@@ -118,3 +118,18 @@ def test_subclasses_are_expanded():
     assert D.StudentT(3.0).expand((2,)).sample().shape == (2,) and D.Multinomial(3, th.ones(4)).expand((2,)).total_count == 3
     with raises(NotImplementedError, "Subclass Other of Normal that defines a custom __init__ method must also define a custom .expand() method."):
         Other(0.0).expand((2,))
+
+
+def test_sets_of_arguments():
+    uniform, scatter = D.Uniform(th.zeros(2), th.ones(2)), D.Wishart(th.tensor(4.0), th.eye(3))
+    assert repr(scatter.arg_constraints["df"]) == "GreaterThan(lower_bound=2)" and repr(uniform.arg_constraints["low"]).startswith("LessThan(upper_bound=")
+    assert repr(D.constraints.real_vector) == "IndependentConstraint(Real(), 1)"
+    mixed = D.MixtureSameFamily(D.Categorical(th.ones(2)), D.Normal(th.zeros(2), 1.0))
+    assert repr(mixed.support) == "MixtureSameFamilyConstraint(Real())"
+    for refused in (lambda: D.Uniform(th.ones(2), th.ones(2)), lambda: D.Wishart(th.tensor(2.0), th.eye(3))):
+        with raises(ValueError, "Expected parameter"):
+            refused()
+    assert uniform.expand((3, 2)).log_prob(th.tensor(0.5)).shape == (3, 2)
+    for p, q in ((D.Poisson(th.ones(2, dtype=th.float64)), D.Binomial(3, th.rand(3, 1))), (D.Laplace(th.zeros(2, dtype=th.float64), 1.0), D.Exponential(th.ones(3, 1)))):
+        found = D.kl_divergence(p, q)
+        assert found.dtype is th.float64 and found.shape == (3, 2) and found.isinf().all()

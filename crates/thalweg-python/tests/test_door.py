@@ -262,3 +262,19 @@ def test_foreach():
     assert [x.tolist() for x in values] == [[1.0, 2.0], [4.5]]
     with raises(RuntimeError, "same number of tensors"):
         th._foreach_add(values, [1.0])
+
+
+def test_names_that_libraries_ask_for_at_import():
+    program("""
+        import torch
+        from torch.distributed.elastic.multiprocessing.errors import record
+        from torch.utils.checkpoint import get_device_states, set_device_states
+        assert record(len) is len and not torch.distributed.autograd.is_available()
+        set_device_states(*get_device_states(torch.ones(1), [torch.ones(1)]))
+        layer, x = torch.nn.Linear(2, 1), torch.ones(2)
+        own = {"weight": torch.zeros(1, 2), "bias": torch.ones(1)}
+        with torch.nn.utils.stateless._reparametrize_module(layer, own):
+            assert layer(x).item() == 1.0
+        assert torch.nn.utils.stateless.functional_call(layer, own, x).item() == 1.0 and layer.weight is not own["weight"]
+        assert issubclass(type(torch.Tensor), torch._C._TensorMeta)
+        """)

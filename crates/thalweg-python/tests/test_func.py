@@ -126,3 +126,26 @@ def test_gradients_for_mapped_gradients():
     assert th.autograd.grad(again.sum(), x)[0].tolist() == [18.0, 36.0]
     with raises(NotImplementedError, "call `torch.autograd.grad`"):
         th.vmap(lambda g: th.autograd.backward(outputs[0], g))(th.tensor([1.0, 2.0]))
+
+
+def test_branches_and_loops_as_functions():
+    from thalweg._higher_order_ops import associative_scan, scan
+    x = th.randn(7, 3, requires_grad=True)
+    assert th.equal(th.cond(x.sum() > 100, th.sin, th.cos, (x,)), x.cos()) and th.cond(True, lambda: 1, lambda: 2) == 1
+    count, doubled = th.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (th.tensor(0), x))
+    assert count.item() == 3 and th.autograd.grad(doubled.sum(), x)[0].unique().tolist() == [8.0]
+    keep, new, h, wanted = th.rand(6, 2), th.rand(6, 2), th.zeros(2), []
+    for place in range(6):
+        h = keep[place] * h + new[place]
+        wanted.append(h)
+    for dim, reverse in ((0, False), (1, True)):
+        parts = [(part.T if dim else part).flip(dim) if reverse else part for part in (keep, new)]
+        found = associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), tuple(parts), dim, reverse=reverse)[1]
+        assert ((found.flip(dim).T if reverse else found) - th.stack(wanted)).abs().max() < 1e-6
+    last, sums = scan(lambda carry, y: (carry + y, carry + y), th.zeros(3), x, reverse=True)
+    assert (sums - x.flip(0).cumsum(0).flip(0)).abs().max() < 1e-5
+    assert th.equal(last, sums[0])
+    with raises(RuntimeError, "a tensor of one element"):
+        th.cond(x > 0, th.sin, th.cos, (x,))
+    with raises(RuntimeError, "must return 2 values"):
+        th.while_loop(lambda i, y: i < 3, lambda i, y: i + 1, (0, x))

@@ -152,3 +152,16 @@ def test_checks_of_recurrent_networks():
         network.check_input(x, th.tensor([6]))
     state = th.arange(6.0).view(1, 6, 1)
     assert network.permute_hidden((state, None), th.tensor([5, 0]))[0].flatten().tolist() == [5.0, 0.0]
+
+
+def test_layers_are_of_the_classes_that_programs_ask_for():
+    padding = nn.modules.padding
+    for kind in ("Constant", "Reflection", "Replication", "Circular"):
+        base = getattr(padding, f"_{kind}PadNd")
+        made = {one.__name__ for one in vars(nn).values() if isinstance(one, type) and issubclass(one, base)}
+        assert made == {f"{name}Pad{dims}d" for name in ((kind, "Zero") if kind == "Constant" else (kind,)) for dims in (1, 2, 3)}
+    assert isinstance(nn.ZeroPad2d(1), nn.ConstantPad2d) and not isinstance(nn.ZeroPad2d(1), nn.ConstantPad1d)
+    assert isinstance(nn.ReLU6(), nn.Hardtanh) and repr(nn.ReLU6(True)) == "ReLU6(inplace=True)" and repr(nn.ZeroPad1d(2)) == "ZeroPad1d((2, 2))"
+    x = th.tensor([[-1.0, 3.0, 9.0]])
+    assert nn.ReLU6()(x).tolist() == [[0.0, 3.0, 6.0]] and nn.ZeroPad1d(1)(x).tolist() == [[0.0, -1.0, 3.0, 9.0, 0.0]]
+    assert nn.ReflectionPad1d(1)(x).tolist() == [[3.0, -1.0, 3.0, 9.0, 3.0]] and nn.ReplicationPad1d(1)(x).tolist() == [[-1.0, -1.0, 3.0, 9.0, 9.0]]

@@ -173,3 +173,10 @@ def test_tensors_become_views_of_other_memory():
     assert tensor.set_().shape == (0,)
     with raises(RuntimeError, "Could not set tensor of type"):
         tensor.set_(th.ones(2, dtype=th.int64))
+
+
+def test_tensors_of_a_storage_by_pytorchs_names_for_files():
+    x = th.arange(6.0)
+    made = th._utils._rebuild_tensor_v2(x.storage(), 1, (2, 2), (2, 1), True, {})
+    assert made.tolist() == [[1.0, 2.0], [3.0, 4.0]] and made.requires_grad and made.data_ptr() == x.data_ptr() + 4
+    assert isinstance(th._utils._rebuild_parameter(x, False, {}), th.nn.Parameter)

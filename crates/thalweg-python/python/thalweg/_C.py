@@ -62,6 +62,10 @@ class DispatchKeySet:
         return key in self._keys
 
 
+# The class of the class of tensors.
+_TensorMeta = type(TensorBase)
+
+
 def _get_accelerator(check=None):
     """Returns the device of the accelerator."""
     return _core.get_default_device()

@@ -30,6 +30,7 @@ from . import safetensors, serialization, signal, utils
 # Modules that libraries use from PyTorch besides operators, modules and devices.
 from . import __config__, __future__, _C, _compiling, _draws, compiler, func, functional, futures, jit, masked, overrides, sparse, storage, testing, types, version
 from ._condition_checks import *  # noqa: F401,F403
+from ._control_flow import *  # noqa: F401,F403
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._names import *  # noqa: F401,F403

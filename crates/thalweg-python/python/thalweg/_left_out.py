@@ -66,7 +66,6 @@ NAMES = {
         **dict.fromkeys(("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor"), _SPARSE),
         **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "per_tensor_affine"), _QUANTIZED),
         **dict.fromkeys(("QInt32Storage", "QInt8Storage", "QUInt2x4Storage", "QUInt4x2Storage", "QUInt8Storage"), _QUANTIZED),
-        **dict.fromkeys(("cond", "while_loop"), _EAGER),
         **dict.fromkeys(("SymInt", "SymFloat", "SymBool", "ScriptObject", "Graph", "CompilationUnit"), _EAGER),
         **dict.fromkeys(("PyTorchFileReader", "PyTorchFileWriter"), "files are read and written by `load` and `save`"),
         **dict.fromkeys((
@@ -144,7 +143,7 @@ _WITHOUT_ATTRIBUTES = (
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
     "_ops", "_vmap_internals", "autograd.forward_ad", "distributed", "export", "fx", "hub", "library", "ops", "utils._python_dispatch",
-    "utils.benchmark", "utils.data", "utils.flop_counter", "utils._foreach_utils", "nested", "quasirandom", "utils.weak"}
+    "nn.utils.stateless", "utils.benchmark", "utils.data", "utils.flop_counter", "utils._foreach_utils", "nested", "quasirandom", "utils.weak"}
 
 
 def attributes(module, names=None):
@@ -241,9 +240,9 @@ def _maybe_remove_batch_dim(name, batched_output, vmap_level, batch_size, out_di
     return batched_output if out_dim is None else _remove_batch_dim(batched_output, vmap_level, batch_size, out_dim)
 
 
-def _of_library(name):
-    """Returns a function of `torch.library` by its name."""
-    return lambda *args, **kwargs: getattr(importlib.import_module(f"{__package__}.library"), name)(*args, **kwargs)
+def _of(module, name):
+    """Returns a function that calls one of an existing module, which is imported then."""
+    return lambda *args, **kwargs: getattr(importlib.import_module(f"{__package__}.{module}"), name)(*args, **kwargs)
 
 
 class _Setting(contextlib.ContextDecorator):
@@ -259,9 +258,11 @@ class _Setting(contextlib.ContextDecorator):
         pass
 
 
+_CONTROL_FLOW = {name: _of("_control_flow", name) for name in ("associative_scan", "cond", "map", "scan", "while_loop")}
+
 # Names that programs read, call or set in these modules at import time.
 _GIVEN = {
-    "_tensor_str": {"PRINT_OPTS": None}, "_library.infer_schema": {"infer_schema": _of_library("infer_schema")},
+    "_tensor_str": {"PRINT_OPTS": None}, "_library.infer_schema": {"infer_schema": _of("library", "infer_schema")},
     # Marks for a compiler of scripts, which programs put on their functions.
     "_jit_internal": dict.fromkeys(("_copy_to_script_wrapper", "_overload", "_overload_method", "export", "ignore", "unused"), _kept) | {
         "is_scripting": _false, "is_tracing": _false},
@@ -271,11 +272,14 @@ _GIVEN = {
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
     "_functorch.vmap": {"_maybe_remove_batch_dim": _maybe_remove_batch_dim},
+    "_higher_order_ops": _CONTROL_FLOW, **{f"_higher_order_ops.{name}": {name: one} for name, one in _CONTROL_FLOW.items()},
+    # A decorator of the functions of ranks, which writes their errors to files of a launcher.
+    "distributed.elastic.multiprocessing.errors": {"record": _kept},
     # Registrations at the import of a library, which change nothing.
     "onnx": {"is_in_onnx_export": _false, "register_custom_op_symbolic": _idle, "unregister_custom_op_symbolic": _idle},
     "onnx.symbolic_helper": {"parse_args": _marked, "quantized_args": _marked},
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
-    "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
+    "distributed.autograd": {"is_available": _false}, "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
     "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},
     "utils._triton": {"has_triton": _false, "has_triton_package": _false},
     "cuda.jiterator": {

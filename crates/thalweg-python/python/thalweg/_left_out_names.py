@@ -72,12 +72,12 @@ _GROUPS = {
         "nn.functional": """
             GRID_SAMPLE_INTERPOLATION_MODES GRID_SAMPLE_PADDING_MODES TYPE_CHECKING assert_int_or_pair reproducibility_notes sparse_support_notes
             tf32_notes""",
-        "nn.parallel": "gather parallel_apply replicate scatter", "nn.utils": "clip_grad_norm stateless", "random": "default_generator",
+        "nn.parallel": "gather parallel_apply replicate scatter", "nn.utils": "clip_grad_norm", "random": "default_generator",
         "utils": "cmake_prefix_path set_module",
         "utils._pytree": "DumpableContext FlattenFunc FromDumpableContextFn PyTreeSpec ToDumpableContextFn UnflattenFunc is_structseq_instance",
         "utils.checkpoint": """
             CheckpointFunction CheckpointPolicy DefaultDeviceType GraphExecGroup SAC_IGNORED_OPS SelectiveCheckpointContext check_backward_validity
-            create_selective_checkpoint_contexts get_device_states set_device_states""",
+            create_selective_checkpoint_contexts""",
         "utils.data": "runtime_validation_disabled", "utils.dlpack": "DLDeviceType", "utils.hooks": "unserializable_hook warn_if_has_hooks",
     },
     _FILES: {

@@ -212,7 +212,6 @@ NAMES = {
     "nn.modules.conv": {"_ConvTransposeMixin": _at("nn.layers", "_ConvTranspose")},
     "nn.modules.pooling": {f"_{name}Nd": _at("nn.pooling", f"_{name.removesuffix('Pool') if 'Adaptive' in name else name}") for name in (
         "MaxPool", "AvgPool", "MaxUnpool", "LPPool", "AdaptiveAvgPool", "AdaptiveMaxPool")},
-    "nn.modules.padding": {"_ConstantPadNd": _at("nn.padding", "_ConstantPad")},
     "nn.modules.rnn": {"apply_permutation": _permuted},
     "nn.modules.normalization": {"_shape_t": int | list | tuple},
     "nn.modules.module": {"_addindent": _addindent}, "nn.modules.container": {"_addindent": _addindent, "OrderedDict": collections.OrderedDict},

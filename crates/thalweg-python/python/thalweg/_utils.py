@@ -58,6 +58,25 @@ def _get_available_device_type():
     return "cuda" if cuda.is_available() else None
 
 
+def _rebuild_tensor(storage, storage_offset, size, stride):
+    """Returns the tensor of some elements of a storage, without a copy."""
+    return _core.empty(0, dtype=storage.dtype, device=storage.device).set_(storage, storage_offset, tuple(size), tuple(stride))
+
+
+def _rebuild_tensor_v2(storage, storage_offset, size, stride, requires_grad, backward_hooks, metadata=None):
+    """Returns the tensor of some elements of a storage, as files describe it."""
+    made = _rebuild_tensor(storage, storage_offset, size, stride)
+    if metadata and metadata.get("conj"):
+        made = made.conj()
+    return made.requires_grad_(requires_grad)
+
+
+def _rebuild_parameter(data, requires_grad, backward_hooks):
+    """Returns a parameter of the memory of a tensor."""
+    from .nn import Parameter
+    return Parameter(data, requires_grad)
+
+
 def _get_all_device_indices():
     """Returns the numbers of all GPUs."""
     from . import cuda

@@ -16,7 +16,7 @@ class Constraint:
         raise NotImplementedError
 
     def __repr__(self):
-        return self.__class__.__name__[1:] + "()"
+        return self.__class__.__name__.removeprefix("_") + "()"
 
 
 class _Dependent(Constraint):
@@ -84,7 +84,7 @@ class _IndependentConstraint(Constraint):
         return result.reshape(result.shape[:result.dim() - count] + (-1,)).all(-1) if count else result
 
     def __repr__(self):
-        return f"Independent({self.base_constraint!r}, {self.reinterpreted_batch_ndims})"
+        return f"IndependentConstraint({self.base_constraint!r}, {self.reinterpreted_batch_ndims})"
 
 
 class MixtureSameFamilyConstraint(Constraint):
@@ -107,6 +107,9 @@ class MixtureSameFamilyConstraint(Constraint):
         """Returns whether each event is in the set of every component."""
         result = self.base_constraint.check(value.unsqueeze(-1 - self.event_dim))
         return result.all(-1)
+
+    def __repr__(self):
+        return f"MixtureSameFamilyConstraint({self.base_constraint!r})"
 
 
 class _Boolean(Constraint):

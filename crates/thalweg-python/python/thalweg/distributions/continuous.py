@@ -68,10 +68,9 @@ class Uniform(Distribution):
 
     def __init__(self, low, high, validate_args=None):
         self._begin(validate_args, low=low, high=high)
-        if self._validate_args and not bool((self.low < self.high).all()):
-            raise ValueError("Uniform is not defined when low>= high")
 
-    arg_constraints = {"low": constraints.dependent(is_discrete=False, event_dim=0), "high": constraints.dependent(is_discrete=False, event_dim=0)}
+    arg_constraints = property(lambda self: {"low": constraints.less_than(self.high), "high": constraints.greater_than(self.low)},
+                               doc="The sets of valid arguments, each of which bounds the other.")
     mean = property(lambda self: (self.high + self.low) / 2, doc="The mean.")
     mode = property(lambda self: float("nan") * self.high, doc="NaN: all values are as probable.")
     variance = property(lambda self: (self.high - self.low).pow(2) / 12, doc="The variance.")

@@ -340,7 +340,13 @@ def _bernoulli_poisson(p, q):
 def _unbounded(pairs):
     """Makes the divergence infinite for pairs whose first distribution has values outside of the second's support."""
     for type_p, type_q in pairs:
-        register_kl(type_p, type_q)(lambda p, q: _core.full(list(m.broadcast_shapes(p.batch_shape, q.batch_shape)), math.inf))
+        register_kl(type_p, type_q)(_infinite)
+
+
+def _infinite(p, q):
+    """Returns infinity for each pair, beside the first distribution's parameters and of their dtype."""
+    like = next(getattr(p, name) for name in p.arg_constraints)
+    return like.new_full(m.broadcast_shapes(p.batch_shape, q.batch_shape), math.inf)
 
 
 _unbounded([

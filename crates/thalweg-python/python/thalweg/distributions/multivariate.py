@@ -269,9 +269,9 @@ class LKJCholesky(Distribution):
 class Wishart(ExponentialFamily):
     """The distribution of scatter matrices of normal vectors."""
 
-    arg_constraints = {
+    arg_constraints = property(lambda self: {
         "covariance_matrix": constraints.positive_definite, "precision_matrix": constraints.positive_definite,
-        "scale_tril": constraints.lower_cholesky, "df": constraints.greater_than(0)}
+        "scale_tril": constraints.lower_cholesky, "df": constraints.greater_than(self._event_shape[-1] - 1)}, doc="The sets of valid arguments.")
     support = constraints.positive_definite
     has_rsample = True
     _mean_carrier_measure = 0

@@ -32,7 +32,6 @@ def _activation(name, function, parameters=""):
 
 
 ReLU = _activation("ReLU", F.relu, "inplace=False")
-ReLU6 = _activation("ReLU6", F.relu6, "inplace=False")
 SiLU = _activation("SiLU", F.silu, "inplace=False")
 Mish = _activation("Mish", F.mish, "inplace=False")
 SELU = _activation("SELU", F.selu, "inplace=False")
@@ -67,6 +66,16 @@ class Hardtanh(_activation("Hardtanh", F.hardtanh, "min_val=-1.0, max_val=1.0, i
         super().__init__(low, high, inplace)
         if not self.max_val > self.min_val:
             raise AssertionError(f"max_val ({self.max_val}) must be greater than min_val ({self.min_val})")
+
+
+class ReLU6(Hardtanh):
+    """`functional.relu6` as a module."""
+
+    def __init__(self, inplace=False):
+        super().__init__(0.0, 6.0, inplace)
+
+    def extra_repr(self):
+        return "inplace=True" if self.inplace else ""
 
 
 class Threshold(Module):

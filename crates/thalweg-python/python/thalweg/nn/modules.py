@@ -45,7 +45,7 @@ _PLACES = {
     | {"NonDynamicallyQuantizableLinear": _layers.NonDynamicallyQuantizableLinear},
     "loss": _named(_losses),
     "normalization": _named(_layers, "LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm"),
-    "padding": _named(_padding),
+    "padding": _named(_padding) | {f"{name}Nd": value for name, value in _named(_padding, "_").items() if name.endswith("Pad")},
     "pixelshuffle": _named(_layers, "PixelShuffle", "PixelUnshuffle"),
     "pooling": _named(_pooling),
     "rnn": _named(_recurrent),

@@ -40,7 +40,17 @@ class _ZeroPad(_ConstantPad):
         return f"{self.padding}"
 
 
+class _ReflectionPad(_Pad):
+    _mode = "reflect"
+
+
+class _ReplicationPad(_Pad):
+    _mode = "replicate"
+
+
 class _CircularPad(_Pad):
+    _mode = "circular"
+
     def forward(self, input):
         if input.dim() not in (self._dims + 1, self._dims + 2):
             raise ValueError(f"expected {self._dims + 1}D or {self._dims + 2}D input (got {input.dim()}D input)")
@@ -49,14 +59,14 @@ class _CircularPad(_Pad):
 
 _DOCS = {"Constant": "a given value", "Zero": "zeros", "Reflection": "elements mirrored at the edge", "Replication": "the element at the edge",
          "Circular": "elements of the other end"}
-_KINDS = {"Constant": (_ConstantPad, "constant"), "Zero": (_ZeroPad, "constant"), "Reflection": (_Pad, "reflect"),
-          "Replication": (_Pad, "replicate"), "Circular": (_CircularPad, "circular")}
+_BASES = {"Constant": _ConstantPad, "Reflection": _ReflectionPad, "Replication": _ReplicationPad, "Circular": _CircularPad}
 
 
 def _made(kind, dims):
-    base, mode = _KINDS[kind]
+    # A pad of zeros is one of a constant.
+    bases = (_ZeroPad, (ConstantPad1d, ConstantPad2d, ConstantPad3d)[dims - 1]) if kind == "Zero" else (_BASES[kind],)
     name = f"{kind}Pad{dims}d"
-    return type(name, (base,), {"_dims": dims, "_mode": mode, "__module__": "thalweg.nn", "__qualname__": name,
+    return type(name, bases, {"_dims": dims, "__module__": "thalweg.nn", "__qualname__": name,
                                 "__doc__": f"Pads the last {dims} dimensions with {_DOCS[kind]}."})
 
 

@@ -6,6 +6,7 @@ import sys
 import warnings
 
 from .. import _core
+from . import _pytree
 
 CheckpointError = _core._CheckpointError
 _defaults = {"early_stop": True, "debug": None}
@@ -22,6 +23,21 @@ def check_backward_validity(inputs):
     """Warns if no input of a checkpointed function requires a gradient."""
     if not any(isinstance(value, _core.Tensor) and value.requires_grad for value in inputs):
         warnings.warn("None of the inputs have requires_grad=True. Gradients will be None", stacklevel=2)
+
+
+def get_device_states(*args):
+    """Returns the numbers of the GPUs of tensors, and the states of their default generators. Other tensors have the generator of
+    `get_rng_state`."""
+    from ..cuda import get_rng_state
+    numbers = list(dict.fromkeys(value.device.index for value in _pytree.tree_leaves(args) if isinstance(value, _core.Tensor) and value.is_cuda))
+    return numbers, [get_rng_state(number) for number in numbers]
+
+
+def set_device_states(devices, states, *, device_type=None):
+    """Sets the states of the default generators of GPUs."""
+    from ..cuda import set_rng_state
+    for number, state in zip(devices, states):
+        set_rng_state(state, number)
 
 
 @contextlib.contextmanager
