@@ -5,6 +5,7 @@ import threading
 
 import thalweg as th
 from support import close, raises
+from thalweg import nn
 
 
 def test_hooks_of_tensors():
@@ -209,3 +210,22 @@ def test_hooks_in_threads():
     for thread in threads:
         thread.join()
     assert not failures, failures
+
+
+def test_hooks_after_a_load_see_the_keys_that_were_found_until_then():
+    net, seen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)), []
+    state = {name: value for name, value in net.state_dict().items() if name not in ("0.bias", "2.bias")}
+
+    def forgive(module, keys):
+        seen.append(list(keys.missing_keys))
+        keys.missing_keys.clear()
+    handle = net[1].register_load_state_dict_post_hook(forgive)
+    assert net.load_state_dict(state, strict=False).missing_keys == ["2.bias"] and seen == [["0.bias"]]
+    with raises(RuntimeError, 'Missing key(s) in state_dict: "2.bias".'):
+        net.load_state_dict(state)
+    net.register_load_state_dict_post_hook(forgive)
+    net.load_state_dict(state)
+    assert seen[-1] == ["2.bias"]
+    handle.remove()
+    net.load_state_dict(state)
+    assert seen[-1] == ["0.bias", "2.bias"]

@@ -168,12 +168,15 @@ class States:
                 change()
         finally:
             _core._set_grad_enabled(mode)
-        for module, hook in hooks:
-            if hook(module, keys) is not None:
+        shown, since = _IncompatibleKeys([], []), (0, 0)
+        for module, hook, until in hooks:
+            since = _show(shown, keys, since, until)
+            if hook(module, shown) is not None:
                 raise AssertionError("Hooks registered with ``register_load_state_dict_post_hook`` are not expected to return new values, if "
                                      "incompatible_keys need to be modified, it should be done inplace.")
-        self._refuse(keys, errors, strict)
-        return keys
+        _show(shown, keys, since, map(len, keys))
+        self._refuse(shown, errors, strict)
+        return shown
 
     def _walk_states(self, state, prefix, metadata, assign, found):
         """Collects the changes of a load in a module and all its submodules."""
@@ -185,7 +188,7 @@ class States:
             if module is not None:
                 deeper = f"{prefix}{name}."
                 module._walk_states({key: value for key, value in state.items() if key.startswith(deeper)}, deeper, metadata, assign, found)
-        hooks.extend((self, hook) for hook in self._load_state_dict_post_hooks.values())
+        hooks.extend((self, hook, tuple(map(len, keys))) for hook in self._load_state_dict_post_hooks.values())
 
     def _refuse(self, keys, errors, strict):
         texts = list(errors)
@@ -195,6 +198,13 @@ class States:
                 texts.insert(0, f"{kind} key(s) in state_dict: {listed}. ")
         if texts:
             raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t" + "\n\t".join(texts))
+
+
+def _show(shown, keys, since, until):
+    """Adds the keys that the next modules have found, between two counts, to those that hooks may change. Returns the latter counts."""
+    for own, found, first, end in zip(shown, keys, since, until):
+        own.extend(found[first:end])
+    return until
 
 
 def _change(change):
