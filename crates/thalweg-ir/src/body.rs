@@ -490,9 +490,9 @@ impl Body {
         live
     }
 
-    /// Returns which expressions differ from point to point of one row (they depend on a load over inner dimensions or on an
-    /// inner coordinate), rather than from row to row. `varies_inside` returns whether an input has inner dimensions at all: a
-    /// kernel passes what its class has; without a kernel, every input is assumed to have them.
+    /// Returns, for each expression, whether it differs from point to point of one row, because it depends on a load over inner
+    /// dimensions or on an inner coordinate. `varies_inside` returns whether an input has inner dimensions: for a kernel its class
+    /// says so; without a kernel, assume that every input has them.
     pub fn point_dependent(&self, varies_inside: impl Fn(usize) -> bool) -> Vec<bool> {
         let mut point = vec![false; self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate() {

@@ -200,9 +200,9 @@ pub struct SummedGradient {
     pub body: Arc<Body>,
 }
 
-/// Returns a gradient of an operator of this signature with each output at its place: [`Row`](OutputPlace::Row) for its sum over rows,
-/// [`Point`](OutputPlace::Point) for its values; others are left out. Returns `None` if its points do not have a value each that rows can
-/// sum.
+/// Returns a gradient of an operator of this signature with the outputs that have a place: at [`Row`](OutputPlace::Row) an output is
+/// summed over rows, at [`Point`](OutputPlace::Point) it has one value for each point. Returns `None` if it does not have one value for
+/// each point, which rows could sum.
 pub fn summed(
     signature: &Signature,
     derived: &GradientBody,

@@ -308,6 +308,23 @@ impl From<thalweg_driver::Error> for Error {
     }
 }
 
+/// Lets a function that reads files pass their errors on by `?`.
+///
+/// ```
+/// # use thalweg_runtime::{Error, Result};
+/// fn read(path: &str) -> Result<String> {
+///     Ok(std::fs::read_to_string(path)?)
+/// }
+///
+/// let error: Error = read("/no/such/file").unwrap_err();
+/// assert!(error.to_string().contains("No such file"), "{error}");
+/// ```
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
 impl From<thalweg_ir::LayoutError> for Error {
     fn from(error: thalweg_ir::LayoutError) -> Self {
         if error.is_index() { Self::index(error.to_string()) } else { Self::invalid(error.to_string()) }

@@ -22,6 +22,7 @@ pages! {
     ServeAModel "tutorials/serve-a-model.md"
     WriteAnOperator "tutorials/write-an-operator.md"
     TrainOnTwoGpus "tutorials/train-on-two-gpus.md"
+    Recipes "how-to/recipes.md"
     CallsInRust "rust.md"
     Audit "graph-audit.md"
     Simulator "simulator.md"

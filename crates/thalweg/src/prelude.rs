@@ -12,12 +12,13 @@
 
 pub use crate::dispatch::find_operator;
 #[cfg(feature = "nn")]
-pub use crate::functional;
+pub use crate::functional::{self, ConvOptions};
 #[cfg(feature = "nn")]
 pub use crate::module::{
-    BatchNorm2d, Conv2d, Dropout, Embedding, Forward, GELU, LayerNorm, Linear, Module, ReLU, Sequential,
+    BatchNorm2d, BatchNormOptions, Conv2d, Dropout, Embedding, Forward, GELU, LayerNorm, Linear, Module,
+    ReLU, Sequential, SiLU, Sigmoid, Tanh,
 };
 #[cfg(feature = "nn")]
 pub use crate::optim::{Adam, AdamOptions, AdamW, AdamWOptions, LrScheduler, Sgd, SgdOptions};
-pub use crate::random::Generator;
+pub use crate::random::{Generator, default_generator};
 pub use crate::{DType, Device, Error, Event, Graph, Index, Result, Scalar, Stream, Tensor, i, no_grad};

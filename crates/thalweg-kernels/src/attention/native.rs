@@ -115,7 +115,7 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
     }
 }
 
-/// The [`Addresses`] of a call of a library: those of its operands and of the logarithms, but none of sums.
+/// A call of a library has [`Addresses`] of its operands and of the logarithms of sums, but no address of the sums of the gradient.
 impl Placed<LibraryAttention, Addresses> {
     fn pass(&self) -> Placed<AttentionPass, Addresses> {
         let pass = if self.kernel.is_backward { Pass::Sums } else { Pass::Forward };

@@ -74,7 +74,7 @@ impl Branches {
             let written = write!(
                 text,
                 "{separator}{stream:?} was forked and not joined: {last}, and {origin:?}, on which the capture began, does not \
-                 wait for it; missing is a `wait_stream` of the latter for the former, behind that command"
+                 wait for it; missing is a `wait_stream` of the latter for the former, after that command"
             );
             debug_assert!(written.is_ok(), "writing to a string does not fail");
         }

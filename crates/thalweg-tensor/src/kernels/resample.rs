@@ -114,8 +114,8 @@ fn is_wide(planes: &Tensor) -> bool {
     axes.map(|(extent, stride)| extent.saturating_sub(1) * stride).sum::<usize>() >= 1 << 32
 }
 
-/// Returns the parts of complex images as channels, so that a result with the channels innermost has the elements of the complex
-/// result: both parts of a plane, or with the channels last those of an image's planes.
+/// Returns complex images as real ones with twice as many channels. The elements of a resampled image are then those of the complex
+/// result: real and imaginary parts are neighbours in each plane, or, with the channels last, among an image's channels.
 fn parts_of(x: &Tensor, channels_last: bool) -> Result<Tensor> {
     let parts = x.view_as_real()?;
     let (rank, shape) = (parts.rank(), parts.shape());

@@ -309,7 +309,8 @@ fn check_written(x: &Tensor, values: &Tensor) -> Result<()> {
     ))
 }
 
-/// Returns the only index of a call, if it is a mask whose extents match the tensor's from a dimension on, and that dimension.
+/// Returns the index of a call and the dimension at which it begins, if there is one index, which is a mask, and its extents are those
+/// of the tensor from that dimension on.
 fn only_mask<'a>(call: &'a Call<'_>, x: &Tensor) -> Option<(usize, &'a Tensor)> {
     let Argument::OptionalTensors(list) = call.argument(1) else { return None };
     let (first, mask) = list.iter().enumerate().find_map(|(at, index)| Some((at, index.as_ref()?)))?;

@@ -56,7 +56,8 @@ operators! {
             }
             Ok(results)
         }), autocast: Parts;
-    /// Returns output, last states, and what the gradient reads, of a recurrent network with weights by layer and direction.
+    /// Returns the output of a recurrent network, its last states, and the memory that its gradient reads. The weights are in the order
+    /// of layers, and of directions within a layer.
     "_cudnn_rnn(Tensor input, Tensor[] weight, int weight_stride0, Tensor? weight_buf, Tensor hx, Tensor? cx, int mode, SymInt hidden_size, SymInt proj_size, int num_layers, bool batch_first, float dropout, bool train, bool bidirectional, SymInt[] batch_sizes, Tensor? dropout_state) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         = Composite(by_library), autocast: Parts;
     /// Returns the gradients of input, first states and weights of `_cudnn_rnn`, those that the mask selects; the others are empty.

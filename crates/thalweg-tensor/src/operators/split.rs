@@ -28,7 +28,7 @@ operators! {
     "hsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
         fn hsplit(sections: int) -> list
         = Composite(|call| equal_sections(call, SECOND)), autocast: Parts;
-    /// Returns the parts into which these indices divide the second dimension; for a vector, its only one.
+    /// Returns the parts into which these indices divide the second dimension, or the only dimension of a vector.
     "hsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
         fn hsplit_array(indices: ints) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), SECOND.of(call)?)), autocast: Parts;

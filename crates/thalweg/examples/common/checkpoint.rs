@@ -31,9 +31,8 @@ pub fn resume(path: Option<&String>, model: &impl Module, device: &Device) -> Re
     let file = serialize::load(path, device)?;
     let lacks =
         |what: &str| Error::invalid(format!("{path} has no {what}: it is not a file of --save FILE.pt"));
-    let number = |name: &str| match file.get(name) {
-        Some(Object::Int(number)) => Ok(*number as u64),
-        _ => Err(lacks(name)),
+    let number = |name: &str| {
+        file.get(name).and_then(Object::as_i64).map(|number| number as u64).ok_or_else(|| lacks(name))
     };
     let weights = file.get("model").and_then(Object::state_dict).ok_or_else(|| lacks("model"))?;
     let optimizer =
@@ -56,13 +55,12 @@ pub fn save(
         return serialize::save_file(&model.state_dict(), path, &[("format", "pt")]);
     }
     let (seed, offset) = default_generator(device)?.state()?;
-    let parts = [
+    let checkpoint = Object::dict([
         ("model", model.state_dict().into()),
         ("optimizer", optimizer.into()),
-        ("step", Object::Int(step as i64)),
-        ("seed", Object::Int(seed as i64)),
-        ("offset", Object::Int(offset as i64)),
-    ];
-    let parts = parts.into_iter().map(|(name, part)| (Object::Str(name.to_owned()), part));
-    serialize::save(&Object::Dict(parts.collect()), path)
+        ("step", (step as i64).into()),
+        ("seed", (seed as i64).into()),
+        ("offset", (offset as i64).into()),
+    ]);
+    serialize::save(&checkpoint, path)
 }

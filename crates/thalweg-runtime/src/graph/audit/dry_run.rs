@@ -447,7 +447,7 @@ impl DryRun {
             found.push((
                 site,
                 format!(
-                    "stream {:#x}{forked} is not joined: {last}, and the region's stream waits for nothing behind that",
+                    "stream {:#x}{forked} is not joined: {last}, and the region's stream waits for nothing after that",
                     member.place.cuda_stream
                 ),
             ));
