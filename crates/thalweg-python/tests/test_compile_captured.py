@@ -216,6 +216,16 @@ def test_what_has_effects_is_refused_by_name():
 
     def branches(x):
         return x + 1 if x.sum() > 0 else x - 1
+
+    def keeps(x, state):
+        state["x"], state["calls"][0] = x + 1, state["calls"][0] + 1
+        return x * 2
+    assert "argument" in refusal(keeps, x, {"x": None, "calls": [0]})
+    fast, state = captured(keeps), {"x": x, "calls": [0]}
+    for call in range(1, 6):
+        fast(x + call, state)
+        same(state["x"], x + call + 1)
+        assert state["calls"] == [call]
     assert "seen" in refusal(appends, x)
     assert "calls" in refusal(counts, x)
     assert "time.time" in refusal(reads_a_clock, x) and "test_compile_captured.py" in refusal(reads_a_clock, x)

@@ -6,6 +6,7 @@ import datetime
 import enum
 import functools
 import os
+import types
 
 import thalweg as torch
 from thalweg import nn
@@ -164,3 +165,89 @@ def test_effects_happen_each_time():
     for _ in range(8):
         other(x)
     assert len(seen) == 8 and seen == sorted(seen)
+
+
+def programs_with_state():
+    """Yields functions that change what they read, each in another way."""
+    holder, name, row, raw, seen = types.SimpleNamespace(n=1), "n", [1], bytearray(b"\1"), {"n": 1}
+    module, append, length, update, view = types.ModuleType("own"), row.append, row.__len__, seen.update, memoryview(raw)
+    module.n, numbers, tensor = 1, iter(range(100)), torch.ones(3)
+    tensor.n = 1
+
+    class Next:
+        def __get__(self, owner, kind):
+            return next(numbers)
+
+    class Owner:
+        n = Next()
+
+        def __getattr__(self, word):
+            self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
+            return self.__dict__["calls"]
+    owner = Owner()
+
+    def by_name(x):
+        setattr(holder, name, getattr(holder, name) + 1)
+        return x * getattr(holder, name)
+
+    def by_dictionary(x):
+        holder.__dict__[name] += 1
+        return x * vars(holder)[name]
+
+    def of_a_module(x):
+        setattr(module, name, getattr(module, name) + 1)
+        return x * getattr(module, name)
+
+    def of_a_function(x):
+        of_a_function.n += 1
+        return x * of_a_function.n
+    of_a_function.n = 1
+
+    def of_a_tensor(x):
+        tensor.n += 1
+        return x * tensor.n
+
+    def of_bytes(x):
+        raw[0] += 1
+        return x * raw[0]
+
+    def of_a_view(x):
+        view[0] += 1
+        return x * view[0]
+
+    def bound(x):
+        append(1)
+        return x * length()
+
+    def updated(x):
+        update(n=seen["n"] + 1)
+        return x * seen["n"]
+
+    def described(x):
+        return x * owner.n
+
+    def unknown(x):
+        return x * owner.missing
+    yield from (by_name, by_dictionary, of_a_module, of_a_function, of_a_tensor, of_bytes, of_a_view, bound, updated, described, unknown)
+
+
+@torch.no_grad()
+def test_functions_that_change_what_they_read():
+    x = torch.ones(3)
+    for plain, other in zip(programs_with_state(), programs_with_state()):
+        fast = torch.compile(other, mode="reduce-overhead")
+        for call in range(6):
+            assert torch.equal(fast(x + call), plain(x + call)), (plain.__name__, call)
+
+
+@torch.no_grad()
+def test_names_in_a_program_leave_other_attributes_unwatched():
+    holder = types.SimpleNamespace(n=1.0, steps=0)
+
+    def function(x):
+        return x * getattr(holder, "n", 2.0) + (1 if hasattr(holder, "shift") else 0)
+    fast, before = torch.compile(function, mode="reduce-overhead"), torch._core._capture_counters()["replays"]
+    for call in range(20):
+        holder.steps += 1
+        assert torch.equal(fast(torch.ones(3) * call), torch.ones(3) * call)
+    assert torch._core._capture_counters()["replays"] > before + 10

@@ -85,3 +85,11 @@ def test_logarithms_of_sums_and_points_between_complex_numbers():
     found = thalweg.lerp(z[0], z[1], thalweg.full([3], weight, dtype=thalweg.complex128)).tolist()
     assert all(abs(one - (x + weight * (y - x))) < 1e-12 * abs(one) for one, x, y in zip(found, *numbers))
     thalweg.autograd.gradcheck(lambda value: (thalweg.logsumexp(value, 0), thalweg.lerp(value[0], value[1], value[0])), z[:, :2].clone().requires_grad_())
+
+
+def test_norms_of_complex_gradients_are_limited():
+    for norm_type, norm in ((2.0, 6.0), (1.0, 10.0), (float("inf"), 5.0)):
+        x, y = thalweg.ones(2, dtype=thalweg.complex64, requires_grad=True), thalweg.ones(2, requires_grad=True)
+        x.grad, y.grad = thalweg.tensor([3 + 4j, 1j]), thalweg.tensor([3.0, 1.0])
+        assert abs(thalweg.nn.utils.clip_grad_norm_([x, y], 1.0, norm_type).item() - norm) < 1e-5
+        assert (x.grad - thalweg.tensor([3 + 4j, 1j]) / norm).abs().max() < 1e-6 and (y.grad - thalweg.tensor([3.0, 1.0]) / norm).abs().max() < 1e-6

@@ -215,6 +215,14 @@ def test_losses():
         F.mse_loss(scores, scores, weight=th.ones(2))
 
 
+def test_each_row_of_indices_is_a_bag():
+    table, indices = th.tensor([[1.0], [2.0], [4.0]]), th.tensor([[0, 1], [2, 2]])
+    for last, sparse in ((False, False), (True, False), (True, True)):
+        weight = table.clone().requires_grad_()
+        bags = F.embedding_bag(indices, weight, mode="sum", include_last_offset=last, sparse=sparse)
+        assert bags.tolist() == [[3.0], [8.0]], (last, sparse)
+
+
 def test_rows_of_a_limited_norm():
     for module, indices in ((nn.Embedding(3, 2, max_norm=1.0), th.tensor([[0, 2], [0, 0]])), (nn.EmbeddingBag(3, 2, max_norm=1.0), th.tensor([[0, 2]]))):
         with th.no_grad():

@@ -6,12 +6,14 @@ import io
 import os
 import pathlib
 import pickle
+import random
+import re
 import tempfile
 import zipfile
 
 import thalweg as th
 from support import close, raises, saved
-from thalweg import nn
+from thalweg import _objects, nn
 from thalweg.serialization import add_safe_globals, clear_safe_globals, get_safe_globals, safe_globals
 
 # Written by PyTorch 2.11: Sequential(Linear(2, 3), GELU(), BatchNorm1d(3)), whose parameters are arange / 4.
@@ -133,6 +135,29 @@ def test_files_that_are_wrong():
                 th.load(archive((tensor.format(key=key, count=count) + end).encode(), **{"data/0": b"\0" * 16}))
         with raises(pickle.UnpicklingError, "describes no tensor"):
             th.load(archive(b"I1\nQ."))
+
+
+def test_damaged_files_are_called_damaged():
+    whole = saved({"x": th.arange(400.0), "y": [th.ones(3, 2), "text"]}).getvalue()
+    for seed in range(100):
+        draw = random.Random(seed)
+        place, change = draw.randrange(len(whole)), draw.randrange(3)
+        damaged = (whole[:place], whole[:place] + whole[place + draw.randrange(1, 90):], whole[:place] + b"\xff" * 8 + whole[place + 8:])[change]
+        try:
+            found = th.load(io.BytesIO(damaged))
+            assert found["x"].tolist() == list(range(400)), (seed, place, change)
+        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            assert re.search("damaged|describes no tensor|cut off|no data.pkl", str(error)), (seed, place, change, error)
+
+
+def test_an_old_file_cannot_ask_for_more_memory_than_it_has():
+    file = io.BytesIO()
+    for part in (_objects._MAGIC, _objects._VERSION, {}):
+        pickle.dump(part, file, protocol=2)
+    tensor = "ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nL{0}L\ntQI0\n(I9\nt(I1\ntI00\nNtR."
+    file.write(tensor.format(1 << 40).encode())
+    with raises(pickle.UnpicklingError, "damaged or cut off"):
+        th.load(io.BytesIO(file.getvalue()))
 
 
 def test_storages_are_saved_with_the_tensors_that_share_them():

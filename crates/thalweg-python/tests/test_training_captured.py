@@ -346,3 +346,33 @@ def test_views_of_arguments_are_inside_or_outside_of_the_graph_as_they_were_made
             found.append((states, [one.grad.tolist() for one in (x, y, results[4])]))
         assert found[0] == found[1], call
     assert counters()["replays"] > before
+
+
+def test_a_function_may_compute_gradients_of_its_own():
+    weight = nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))
+
+    def penalty(x):
+        return torch.autograd.grad((x * x * weight).sum(), x, create_graph=True)[0] * 2 + x
+
+    def of_a_copy(x):
+        own = x.detach().requires_grad_()
+        return torch.autograd.grad((own ** 3).sum(), own)[0] * x * weight
+
+    def of_a_weight(x):
+        hidden = (x * weight).sin()
+        return hidden * torch.autograd.grad((hidden * hidden).exp().sum(), weight, create_graph=True)[0]
+
+    def transformed(x):
+        return torch.func.grad(lambda y: (y ** 3 * weight).sum())(x) * x + torch.func.jvp(torch.sin, (x,), (x,))[1]
+
+    for function in (penalty, of_a_copy, of_a_weight, transformed):
+        for is_leaf in (True, False):
+            fast = captured(function)
+            for call in range(4):
+                found = []
+                for run in (function, fast):
+                    x, weight.grad = torch.tensor([1.0, 2.0, 3.0 + call], requires_grad=True), None
+                    result = run(x if is_leaf else x * 1)
+                    result.sum().backward()
+                    found.append((result.tolist(), x.grad.tolist(), weight.grad.tolist()))
+                assert found[0] == found[1], (function.__name__, is_leaf, call)

@@ -12,6 +12,7 @@ What is refused runs compiled, without a graph, and `THALWEG_EXPLAIN=compile` sa
 
 import contextlib
 import functools
+import operator
 import os
 import sys
 import threading
@@ -260,6 +261,7 @@ class Captured:
         kind.refusal = watch.refusal or observer.refusal or gradients.change()
         if _core._places(tensors) != places or [_described(tensor) for tensor in tensors] != before:
             kind.refusal = kind.refusal or "it gives an argument another shape or other memory"
+        kind.refusal = kind.refusal or _change_of_containers((args, kwargs), kind.family[0], tensors)
         if kind.refusal is None and not watch.holds():
             # The first calls may prepare what later ones find.
             kind.changes, kind.calls = kind.changes + 1, 0
@@ -353,6 +355,17 @@ def _run_family(family, tensors):
     """Calls the function of a family, which its graphs do not keep alive."""
     family = family()
     return family.bound.run(family.function, tensors)
+
+
+def _change_of_containers(arguments, kinds, tensors):
+    """Returns what a call has changed of the lists and dictionaries among its arguments, which held these tensors."""
+    structure = _Structure("argument")
+    try:
+        structure.taken(arguments)
+    except Refused as refused:
+        return str(refused)
+    same = len(structure.tensors) == len(tensors) and all(map(operator.is_, structure.tensors, tensors))
+    return None if same and tuple(structure.kinds) == kinds else "it changes a list or a dictionary among its arguments"
 
 
 def _uncached_autocast():

@@ -249,30 +249,59 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(own, name)
 
 
+def opened(file):
+    """Opens an archive, which must be complete."""
+    import zipfile
+    try:
+        return zipfile.ZipFile(file)
+    except Exception as error:
+        raise _damaged(file, error) from None
+
+
+def read(archive, name):
+    """Reads a file of an archive. A file that the archive does not have is a `KeyError`."""
+    try:
+        return archive.read(name)
+    except KeyError:
+        raise
+    except Exception as error:
+        raise _damaged(archive.fp, error) from None
+
+
+def _damaged(file, error):
+    return RuntimeError(f"load(): {getattr(file, 'name', None) or 'the file'} is damaged or cut off ({error}): save, copy or download it again")
+
+
 def folder_of(archive):
     """Returns the folder of an archive that contains the pickle."""
     folder = next((name.removesuffix("/data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")), None)
     if folder is None:
         raise RuntimeError("load(): the archive has no data.pkl: it is not a file of torch.save")
-    if f"{folder}/byteorder" in archive.namelist() and archive.read(f"{folder}/byteorder") != b"little":
+    if f"{folder}/byteorder" in archive.namelist() and read(archive, f"{folder}/byteorder") != b"little":
         raise RuntimeError("load(): the file has numbers in big-endian order; save it on a little-endian machine")
     return folder
 
 
 def load(file, device, allowed, encoding="utf-8"):
     """Reads an object from an archive, with its tensors on one device. `allowed` are classes by name, or None for any class."""
-    import zipfile
-    with zipfile.ZipFile(file) as archive:
+    with opened(file) as archive:
         folder = folder_of(archive)
 
         def row(key, dtype, count):
-            elements = archive.read(f"{folder}/data/{key}")
+            elements = read(archive, f"{folder}/data/{key}")
             return _core._from_bytes(elements, [len(elements) if dtype is _core.uint8 else count], dtype, device)
-        return _Unpickler(io.BytesIO(archive.read(f"{folder}/data.pkl")), row, allowed, encoding).load()
+        return _Unpickler(io.BytesIO(read(archive, f"{folder}/data.pkl")), row, allowed, encoding).load()
 
 
 # The magic number of files of PyTorch before 1.6, and the version of their format.
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
+
+
+def _length(file):
+    place = file.tell()
+    length = file.seek(0, io.SEEK_END)
+    file.seek(place)
+    return length
 
 
 def load_stream(file, device, allowed, encoding="utf-8"):
@@ -285,11 +314,17 @@ def load_stream(file, device, allowed, encoding="utf-8"):
     if version != _VERSION:
         raise RuntimeError(f"Invalid protocol version: {version}")
     unpickled().load()
-    reader = unpickled(lambda key, dtype, count: _core.empty([count], dtype=dtype, device=device))
+    length = _length(file)
+
+    def empty(key, dtype, count):
+        if count * dtype.itemsize > length:
+            raise RuntimeError(f"storage {key} has {count} elements of {dtype}, and the file {length} bytes: it is damaged or cut off")
+        return _core.empty([count], dtype=dtype, device=device)
+    reader = unpickled(empty)
     made, storages = reader.load(), reader._storages
     for key in unpickled().load():
         count, row = int.from_bytes(file.read(8), "little"), storages[key]._row
-        elements = file.read(count * row.dtype.itemsize)
+        elements = file.read(row.nbytes)
         if count != row.numel() or len(elements) != count * row.dtype.itemsize:
             raise RuntimeError(f"storage {key} has {row.numel()} elements, and the file {count}, {len(elements)} bytes: it is cut off")
         row.copy_(_core._from_bytes(elements, [count], row.dtype, device))

@@ -2,6 +2,7 @@
 arguments, and of its effects."""
 
 import builtins
+import dis
 import itertools
 import operator
 import pathlib
@@ -21,6 +22,9 @@ _EFFECTS = {"print", "input", "open", "exec", "eval", "compile", "breakpoint", "
 _VALUES = (list, dict, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, bool, type, slice, range, types.GeneratorType,
            types.MappingProxyType, types.CodeType, types.FunctionType, types.MethodType, types.FrameType, types.NoneType)
 _CONTENTS = operator.attrgetter("cell_contents")
+# Functions that read or write an attribute by a name that is their second argument, and names that lead to all attributes.
+_BY_NAME, _ALL_NAMES = {"getattr", "setattr", "hasattr", "delattr"}, {"vars", "__dict__", "globals"}
+_VIEWS = tuple(type(view) for view in ({}.keys(), {}.values(), {}.items())) + (memoryview,)
 # The number of values that a watch lists before the function counts as too large.
 MOST = 100_000
 
@@ -52,20 +56,51 @@ def _names(code):
     return found
 
 
+def _is_of_a_caller(frame, outside, word, value):
+    """Returns whether a cell's content is a variable of a function that runs inside of a frame, so that each call makes it anew."""
+    while (frame := frame.f_back) not in (None, outside):
+        if word in frame.f_code.co_cellvars and frame.f_locals.get(word) is value:
+            return True
+    return False
+
+
+def _takes_any_name(code):
+    """Returns whether code, or the code in it, reads attributes or globals by names that are not written there."""
+    if _ALL_NAMES.intersection(code.co_names):
+        return True
+    if _BY_NAME.intersection(code.co_names):
+        steps = list(dis.get_instructions(code))
+        reads = [place for place, step in enumerate(steps) if step.opname.startswith("LOAD_") and step.argval in _BY_NAME]
+        if not all(_second_is_text(steps[place + 1:]) for place in reads):
+            return True
+    return any(_takes_any_name(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def _second_is_text(steps):
+    """Returns whether the second argument of a call, whose arguments these instructions push, is a text of the program."""
+    depth = 0
+    for step in steps:
+        if step.opname != "PUSH_NULL":
+            depth += dis.stack_effect(step.opcode, step.arg, jump=False)
+        if depth >= 2 or depth < 0:
+            return depth == 2 and step.opname == "LOAD_CONST" and isinstance(step.argval, str)
+    return False
+
+
 class Watch:
     """The values that a function can reach: globals, cells, attributes and items. It `holds` while each is the object that it was.
 
     Of a module of the program, of a class and of an object, the attributes are watched that any function in reach names. Of a
-    `torch.nn.Module` all attributes are watched."""
+    `torch.nn.Module` all attributes are watched, and of everything if a function in reach takes attributes by names that it computes."""
 
     def __init__(self, function, roots=()):
         self.refusal, self.tensors, self._places = None, [], []
         # The places of the gradients of tensors, if functions in reach read them.
         self._gradients = []
         self._dicts, self._lists, self._cells, self._attributes, self._sizes = [], [], [], [], []
-        self._seen, self._kept, self._watched = set(), [], set()
+        self._seen, self._kept, self._watched, self._entered = set(), [], set(), set()
         # Objects whose attributes are found by name, the names, and the functions of classes that were found.
-        self._named, self._words = [], set()
+        self._named, self._words, self._has_any_name = [], set(), False
         self._reach(function, getattr(function, "__qualname__", type(function).__qualname__))
         for root in roots:
             self._reach(root, type(root).__qualname__)
@@ -78,6 +113,8 @@ class Watch:
             for space, name in list(self._named):
                 for word in self._words.intersection(space):
                     self._attribute(space, word, f"{name}.{word}")
+                if self._has_any_name and isinstance(space, dict):
+                    self._all(space, name)
         self._places += _core._places(self.tensors[len(self._places):])
         if "grad" in self._words:
             self._gradients += _core._gradient_places(self.tensors[len(self._gradients):])
@@ -141,8 +178,30 @@ class Watch:
             return
         words = _names(code)
         self._words |= words
+        if _takes_any_name(code):
+            self._has_any_name = True
+            if "globals" in words:
+                self._all(space, "the globals")
         for word in words.intersection(space):
             self._attribute(space, word, word)
+
+    def reach_contents(self, frame, outside):
+        """Lists what a function that is called inside of a frame reads by its cells, unless it was reached in another way."""
+        if id(frame.f_code) not in self._entered and not _is_standard(frame.f_code.co_filename):
+            self._entered.add(id(frame.f_code))
+            own = frame.f_locals
+            for word in frame.f_code.co_freevars:
+                if word in own and not _is_of_a_caller(frame, outside, word, own[word]):
+                    self._reach(own[word], word)
+
+    def _all(self, space, name):
+        """Lists all attributes, and follows those that are containers."""
+        if (id(space), None) not in self._watched:
+            self._watched.add((id(space), None))
+            self._dicts.append((name, space, tuple(space.values())))
+            for word, value in list(space.items()):
+                if isinstance(value, (list, dict, tuple, set, bytearray)):
+                    self._reach(value, f"{name}.{word}")
 
     def _attribute(self, space, word, name):
         if (id(space), word) not in self._watched:
@@ -162,6 +221,10 @@ class Watch:
             return
         if isinstance(value, _core.Tensor):
             self.tensors.append(value)
+            if own := getattr(value, "__dict__", None):
+                self._named.append((own, name))
+        elif isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType):
+            self._reach(value.__self__, name)
         elif isinstance(value, types.FunctionType):
             self._reach_function(value, name)
         elif isinstance(value, types.MethodType):
@@ -171,7 +234,7 @@ class Watch:
             self._reach(value.__func__, name)
         elif isinstance(value, property):
             self._reach(value.fget, name)
-        elif isinstance(value, (list, tuple, set, frozenset)):
+        elif isinstance(value, (list, tuple, set, frozenset, bytearray)):
             if not isinstance(value, tuple):
                 self._lists.append((name, value, tuple(value)))
             for place, part in enumerate(value):
@@ -181,7 +244,9 @@ class Watch:
             for key, part in list(value.items()):
                 self._reach(part, f"{name}[{key!r}]")
         elif isinstance(value, types.ModuleType):
-            if _root(value.__name__) not in ("thalweg", "torch") and not _is_standard(getattr(value, "__file__", None)):
+            file = getattr(value, "__file__", None)
+            is_of_the_program = value.__name__ not in sys.builtin_module_names if file is None else not _is_standard(file)
+            if _root(value.__name__) not in ("thalweg", "torch") and is_of_the_program:
                 self._named.append((vars(value), name))
         elif isinstance(value, type):
             self._reach_class(value, name)
@@ -202,6 +267,9 @@ class Watch:
                 continue
             self._cells.append((word, cell, content))
             self._reach(content, word)
+        own = vars(function)
+        self._named.append((own, name))
+        self._sizes.append((name, own, len(own)))
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._reach(default, name)
         self.reach_code(code, function.__globals__)
@@ -227,15 +295,15 @@ class Watch:
             return
         if kind.__module__ == "functools" and hasattr(value, "func"):
             self._reach((value.func, value.args, value.keywords), name)
-        elif hasattr(value, "__wrapped__"):
-            self._reach(value.__wrapped__, name)
+        elif isinstance(own, dict) and "__wrapped__" in own:
+            self._reach(own["__wrapped__"], name)
         self._words.add("__call__")
         if isinstance(own, dict):
             self._named.append((own, name))
             self._sizes.append((name, own, len(own)))
         slots = [word for base in kind.__mro__ for word in getattr(base, "__slots__", ())]
         is_known = callable(value) or _root(kind.__module__) in ("thalweg", "torch", "builtins", "re", "enum", "_thread", "weakref", "types")
-        if slots and not is_known or not isinstance(own, dict) and not is_known:
+        if slots and not is_known or not isinstance(own, dict) and not is_known or isinstance(value, _VIEWS):
             self.refusal = self.refusal or f"it may read {name}, a {kind.__qualname__}, whose changes are not noticed"
 
 
@@ -243,21 +311,24 @@ class Observer:
     """A region in which calls of C functions are observed: the first one that may have an effect is the refusal."""
 
     def __init__(self, watch):
-        self.refusal, self._watch, self._former = None, watch, None
+        self.refusal, self._watch, self._former, self._outside = None, watch, None, None
 
     def __enter__(self):
-        self._former = sys.getprofile()
+        self._former, self._outside = sys.getprofile(), sys._getframe(1)
         sys.setprofile(self._note)
         return self
 
     def __exit__(self, *_):
         sys.setprofile(self._former)
+        self._outside = None
         self._watch.complete()
 
     def _note(self, frame, event, called):
         code = frame.f_code
         if event == "call":
             self._watch.reach_code(code, frame.f_globals)
+            if code.co_freevars and not _is_ours(code):
+                self._watch.reach_contents(frame, self._outside)
             if code.co_filename == "<frozen os>" or code.co_filename == _OS:
                 self.refusal = self.refusal or "it reads the environment or the file system"
         elif event == "c_call" and self.refusal is None and not _is_ours(code) and not _is_pure(called):

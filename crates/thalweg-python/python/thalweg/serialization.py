@@ -76,6 +76,9 @@ def _load(file, device, allowed, options):
     if zipfile.is_zipfile(file):
         return _objects.load(file, device, allowed, encoding)
     file.seek(0)
+    if file.read(4) == b"PK\x03\x04":
+        _objects.opened(file)
+    file.seek(0)
     try:
         return _objects.load_stream(file, device, allowed, encoding)
     except pickle.UnpicklingError:
@@ -90,9 +93,8 @@ def _load(file, device, allowed, options):
 
 def get_unsafe_globals_in_checkpoint(f):
     """Returns the names of classes and functions of a file that `load(..., weights_only=True)` refuses."""
-    import zipfile
-    with zipfile.ZipFile(f) as archive:
-        pickled = archive.read(f"{_objects.folder_of(archive)}/data.pkl")
+    with _objects.opened(f) as archive:
+        pickled = _objects.read(archive, f"{_objects.folder_of(archive)}/data.pkl")
     names, strings = set(), []
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name == "GLOBAL":

@@ -255,7 +255,8 @@ def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale
         _limit_rows(weight, input, max_norm, norm_type)
     modes = {"sum": 0, "mean": 1, "max": 2}
     if input.dim() == 2:
-        offsets = _core.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device)
+        # Each row is a bag, so there is no further offset after the last one.
+        offsets, include_last_offset = _core.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device), False
         input = input.reshape(-1)
         per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
     padding = () if padding_idx is None else (padding_idx % weight.shape[0],)

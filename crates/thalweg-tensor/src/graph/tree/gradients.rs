@@ -27,6 +27,9 @@ use crate::autograd::{
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 
+const MODIFIED: &str =
+    "one of the variables needed for gradient computation has been modified by an inplace operation";
+
 thread_local! {
     /// The tensors that the nodes of the passes of this thread have saved, with the numbers of the passes.
     static SAVED: RefCell<Vec<(u64, Vec<Tensor>)>> = const { RefCell::new(Vec::new()) };
@@ -57,6 +60,17 @@ enum Source {
 struct Entry {
     tensor: Tensor,
     version: u32,
+}
+
+impl Entry {
+    /// Returns the tensor, unless it was written after it was saved.
+    fn unchanged(&self) -> Result<Tensor> {
+        refuse_if!(
+            self.tensor.version() != self.version,
+            "{MODIFIED}: the compiled function writes a tensor that a backward pass of its own needs. Hint: compute out of place"
+        );
+        Ok(self.tensor.clone())
+    }
 }
 
 /// The nodes of a recorded call, without its tensors.
@@ -101,8 +115,12 @@ pub fn record_forward(
         move |tensor: &Tensor| -> Result<usize> { Ok(place_of(&mut entries.lock(), tensor)) }
     };
     let unpack = {
-        let written = written.clone();
-        move |&place: &usize| saved_by(number, place, &written)
+        let (entries, written) = (entries.clone(), written.clone());
+        move |&place: &usize| match entries.lock().get(place) {
+            // The function runs a backward pass itself.
+            Some(entry) => entry.unchanged(),
+            None => saved_by(number, place, &written),
+        }
     };
     let (outcome, accumulates) = with_leaves_apart(&leaves, |targets| {
         let results = saved_tensors_hooks(pack, unpack, || function(&given))?;
@@ -156,8 +174,7 @@ fn place_of(entries: &mut Vec<Entry>, tensor: &Tensor) -> usize {
 fn saved_by(number: u64, place: usize, written: &OnceLock<FxHashSet<usize>>) -> Result<Tensor> {
     refuse_if!(
         written.get().is_some_and(|written| written.contains(&place)),
-        "one of the variables needed for gradient computation has been modified by an inplace operation: the compiled function \
-         writes a tensor that its own backward pass needs. Hint: compute out of place"
+        "{MODIFIED}: the compiled function writes a tensor that its own backward pass needs. Hint: compute out of place"
     );
     let found = SAVED.with_borrow(|all| {
         let (_, saved) = all.iter().rev().find(|(of, _)| *of == number)?;

@@ -21,8 +21,8 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     norm_type = float(norm_type)
     if any(hasattr(parameter, "_full_shape") for parameter in parameters):
         return _clip_sharded(parameters, max_norm, norm_type)
-    has_external = _external.may_exist and any(type(parameter.grad) is not _core.Tensor for parameter in parameters)
-    if norm_type > 0 and not error_if_nonfinite and not has_external:
+    is_plain = not any(parameter.is_complex() or _external.may_exist and type(parameter.grad) is not _core.Tensor for parameter in parameters)
+    if norm_type > 0 and not error_if_nonfinite and is_plain:
         return _core._clip_grad_norm(parameters, float(max_norm), norm_type)
     norm = get_total_norm([parameter.grad for parameter in parameters], norm_type, error_if_nonfinite)
     clip_grads_with_norm_(parameters, max_norm, norm)
