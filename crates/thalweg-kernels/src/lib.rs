@@ -8,7 +8,7 @@
 //! # Adding a kernel
 //! A file of CUDA C++, and a file in Rust: the description, the order of its words (`arguments!`), the unit (`Source`), its host
 //! function, `impl NativeKernel for Placed<…>`, and its line in [`sources`]. A computation of several launches, or with scratch memory,
-//! implements [`Native`] itself. Nothing else is needed: `thalweg_execute::execute_native` launches it, the bundle ships it, and the tests compile it.
+//! implements [`Native`] itself. Nothing else is needed: `thalweg_execute::execute` launches it, the bundle ships it, and the tests compile it.
 //!
 //! Dependencies between modules point downwards: `native` is the interface of a launch; `source` makes a unit from a file;
 //! `arguments`, `dtypes`, `operands`, `panels`, `shared` and [`threads`] serve all kernels; only this file refers to every kernel.

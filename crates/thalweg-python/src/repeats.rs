@@ -15,8 +15,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use thalweg::Device;
+use thalweg::backends;
 use thalweg::runtime::command_list::Queueing;
-use thalweg::runtime::{CommandList, DevicePointer, Label, backends, command_list};
+use thalweg::runtime::{CommandList, DevicePointer, Label, command_list};
 use thalweg::tensor::compile;
 use thalweg_lock::Mutex;
 
@@ -195,7 +196,7 @@ fn settings() -> Vec<u64> {
     use backends::{cuda, cudnn};
     let flags = [
         thalweg::tensor::deterministic::are_deterministic_algorithms_enabled(),
-        thalweg::runtime::tunable::is_enabled(),
+        thalweg::cuda::tunable::is_enabled(),
         cuda::matmul::allow_tf32(),
         cuda::matmul::allow_fp16_accumulation(),
         cudnn::enabled(),

@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use thalweg_driver::FillPattern;
+use thalweg_execute::products::Product;
 use thalweg_ir::DType;
 use thalweg_kernels::matmul::Matmul;
 use thalweg_runtime::{Buffer, Device, Error, Event, Label, Result, Stream};
@@ -122,7 +123,7 @@ impl Bench {
 
     fn other_work(&self) -> Result<()> {
         let [a, b] = self.matrices.each_ref().map(Buffer::pointer);
-        self.main.matmul(&self.product, [a, a, b], Label::here("other work"))
+        thalweg_execute::execute(Product(&self.product), [a, a, b], &self.main, Label::here("other work"))
     }
 
     /// Runs one round over all buffers.

@@ -7,11 +7,10 @@
 //! - [`Stream`], [`Event`]: order. The current stream is a property of the thread.
 //! - [`Buffer`], [`PinnedBuffer`]: memory from the caches; [`ManagedMemory`]: a source for a pool of its own.
 //! - [`SharedBuffer`]: memory of another process, opened by its [`SharedHandle`].
-//! - [`LoadedKernel`], [`PreparedLaunch`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
+//! - [`LoadedKernel`], [`PreparedLaunch`], [`Stream::launch`], [`Stream::submit_library`]: work, with the ranges that it touches and a label.
 //! - [`Communicator`]: collectives across several devices, as commands of streams.
 //! - [`Graph`]: capture and replay of a region with a private pool; [`graph::audit()`]: the reasons why a region cannot be
 //!   captured.
-//! - [`tunable`]: the fastest algorithm of each product, found by measuring; [`backends`]: precision.
 //! - [`sim::check`]: a program under many schedules and faults of the simulated GPU, watched by a sanitizer.
 //!
 //! # Invariants
@@ -22,8 +21,6 @@
 
 mod accesses;
 mod ahead;
-mod aligned;
-pub mod backends;
 pub mod command_list;
 mod communicator;
 mod copy;
@@ -35,11 +32,11 @@ mod environment;
 mod error;
 mod event;
 mod forgotten;
+mod format;
 pub mod graph;
 mod kernel;
 mod kernel_pack;
 mod launch;
-mod library;
 mod loaded;
 mod loop_kernel;
 mod mem_pool;
@@ -55,7 +52,6 @@ pub mod sim;
 mod spare_events;
 mod stream;
 mod stream_state;
-pub mod tunable;
 
 pub use command_list::CommandList;
 pub use communicator::{CollectivePart, Communicator};
@@ -64,14 +60,14 @@ pub use device::{DefaultDeviceGuard, Device, DeviceGuard, Devices, set_sim_memor
 pub use environment::Environment;
 pub use error::{Error, ErrorClass, Result};
 pub use event::Event;
+pub use format::element_format;
 pub use graph::{CaptureOptions, Graph, GraphPool};
 pub use kernel::{compiler, precompile, use_precompiled};
 pub use kernel_pack::pack as pack_kernels;
-pub use library::{element_format, if_supported};
 pub use loaded::{KernelKey, LaunchKey, LoadedKernel, PreparedLaunch};
 pub use loop_kernel::HostLoop;
 pub use mem_pool::{MemPool, MemPoolScope};
-pub use memory::{Buffer, ManagedMemory, OutputHandle, SharedBuffer, SharedHandle};
+pub use memory::{Buffer, ManagedMemory, OutputHandle, SharedBuffer, SharedHandle, outside_capture};
 pub use out_of_range::{OutOfRangeReport, RangeOf};
 pub use pinned::PinnedBuffer;
 pub use stream::{Stream, StreamGuard};

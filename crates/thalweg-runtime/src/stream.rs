@@ -317,11 +317,7 @@ impl Stream {
     }
 
     /// Submits a library's call, whose ranges are listed only if [`submit_launch`](Self::submit_launch) would list them.
-    pub(crate) fn submit_library(
-        &self,
-        launch: LibraryLaunch<'_>,
-        list: impl FnOnce(&mut Accesses),
-    ) -> Result<()> {
+    pub fn submit_library(&self, launch: LibraryLaunch<'_>, list: impl FnOnce(&mut Accesses)) -> Result<()> {
         let mut accesses = Accesses::new();
         let capture = self.list_accesses(&mut accesses, list, launch.label)?;
         let launch = LibraryLaunch { accesses: &accesses, ..launch };
@@ -369,7 +365,7 @@ impl Stream {
     }
 
     /// Converts a driver's result, and adds the suspects if asynchronous work failed.
-    pub(crate) fn check<T>(&self, result: thalweg_driver::Result<T>) -> Result<T> {
+    pub fn check<T>(&self, result: thalweg_driver::Result<T>) -> Result<T> {
         self.device.check(result)
     }
 }

@@ -55,6 +55,7 @@ pub mod graph;
 mod host_room;
 mod host_tensor;
 mod kernels;
+mod layouts;
 mod loops;
 mod memory_format;
 mod moves;

@@ -1,6 +1,6 @@
 //! Launches of native kernels over tensors, and memory for their results.
 
-use thalweg_execute::execute_native;
+use thalweg_execute::{Kernels, execute};
 use thalweg_ir::DType;
 use thalweg_kernels::Native;
 use thalweg_runtime::{Device, DevicePointer, Label, Result};
@@ -51,7 +51,7 @@ pub(crate) fn launch<'t, O: Operands<'t>>(
     label: Label,
 ) -> Result<()> {
     let (device, at) = operands.placed();
-    execute_native(kernels, at, &device.current_stream(), label)
+    execute(Kernels(kernels), at, &device.current_stream(), label)
 }
 
 impl Call<'_> {

@@ -24,7 +24,8 @@ use crate::deferred;
 use crate::deterministic::fills_now;
 use crate::dispatch::is_inference;
 use crate::host_room::host_room;
-use crate::storage::{Layouts, Storage};
+use crate::layouts::Layouts;
+use crate::storage::Storage;
 
 /// A list of tensors; most operators return one.
 pub type Tensors = SmallVec<[Tensor; 2]>;
@@ -655,29 +656,6 @@ impl Tensor {
     /// through are refused.
     pub(crate) fn view_of_dtype(&self, layout: Layout, dtype: DType) -> Self {
         self.seen(layout, dtype, AutogradMeta::view(ViewOf::Unrecorded { of_required: false }))
-    }
-
-    /// Changes the layout, also of all clones. The new layout must lie within the storage.
-    pub(crate) fn set_layout(&self, layout: Layout) {
-        self.0.layouts.set(layout);
-        self.bump_version();
-    }
-
-    /// Changes the layout, also of all clones, to one that `view` computes from the current one. If another thread changes the
-    /// layout meanwhile, the result or the error of `view` may be due to both layouts: it is computed again.
-    pub(crate) fn update_layout(&self, mut view: impl FnMut() -> Result<Self>) -> Result<Self> {
-        let layouts = &self.0.layouts;
-        loop {
-            let changes = layouts.changes();
-            match view() {
-                Ok(view) if layouts.set_after(Some(changes), view.layout().clone()) => {
-                    self.bump_version();
-                    return Ok(view);
-                }
-                Err(error) if layouts.changes() == changes => return Err(error),
-                Ok(_) | Err(_) => {}
-            }
-        }
     }
 
     /// Gives the tensor another shape and strides, and its storage more memory if it does not have enough (`torch.Tensor.resize_`).

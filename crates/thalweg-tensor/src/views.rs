@@ -11,6 +11,29 @@ use crate::sizes::Sizes;
 use crate::tensor::Tensor;
 
 impl Tensor {
+    /// Changes the layout, also of all clones. The new layout must lie within the storage.
+    pub(crate) fn set_layout(&self, layout: Layout) {
+        self.0.layouts.set(layout);
+        self.bump_version();
+    }
+
+    /// Changes the layout, also of all clones, to one that `view` computes from the current one. If another thread changes the
+    /// layout meanwhile, the result or the error of `view` may be due to both layouts: it is computed again.
+    pub(crate) fn update_layout(&self, mut view: impl FnMut() -> Result<Self>) -> Result<Self> {
+        let layouts = &self.0.layouts;
+        loop {
+            let changes = layouts.changes();
+            match view() {
+                Ok(view) if layouts.set_after(Some(changes), view.layout().clone()) => {
+                    self.bump_version();
+                    return Ok(view);
+                }
+                Err(error) if layouts.changes() == changes => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+
     fn seen_as(&self, layout: Layout, backward: impl FnOnce() -> ViewBackward) -> Self {
         record_view(self, self.viewed(layout), backward)
     }

@@ -74,12 +74,12 @@ pub use thalweg_sim as simulator;
 pub use thalweg_snapshot as snapshot;
 pub use thalweg_tensor as tensor;
 
+pub use thalweg_execute::backends::{self, get_float32_matmul_precision, set_float32_matmul_precision};
 pub use thalweg_ir::{DType, Element, HostElement, Scalar, bf16, c64, c128, f16};
 #[cfg(feature = "nn")]
 pub use thalweg_nn::{data, functional, models, optim, progress};
 #[cfg(feature = "files")]
 pub use thalweg_nn::{serialize, summary};
-pub use thalweg_runtime::backends::{self, get_float32_matmul_precision, set_float32_matmul_precision};
 pub use thalweg_runtime::graph;
 #[cfg(feature = "sim-tools")]
 pub use thalweg_runtime::sim;
@@ -96,7 +96,7 @@ mod book;
 /// Parts of `torch.cuda`.
 pub mod cuda {
     pub use thalweg_driver::cuda::nvtx;
-    pub use thalweg_runtime::tunable;
+    pub use thalweg_execute::tunable;
 }
 
 /// Modules: functions with parameters. See [`thalweg_nn::module`].

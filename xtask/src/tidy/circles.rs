@@ -20,7 +20,17 @@ type Name = Vec<String>;
 const ROOMS: [(&str, &[&[&str]]); 1] = [(
     "thalweg-tensor",
     &[
-        &["argument", "autograd", "caller", "destination", "dispatch", "loops", "storage", "tensor"],
+        &[
+            "argument",
+            "autograd",
+            "caller",
+            "destination",
+            "dispatch",
+            "layouts",
+            "loops",
+            "storage",
+            "tensor",
+        ],
         &["kernels"],
         &["operators"],
         &["fused", "graph"],

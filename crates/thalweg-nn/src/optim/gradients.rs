@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_execute::execute_native;
+use thalweg_execute::{Kernels, execute};
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel, ForeachOperand};
 use thalweg_ir::{BodyBuilder, DType, OutputPlace};
 use thalweg_kernels::magnitudes::{CAPACITY, Magnitude, Magnitudes, Operands};
@@ -113,7 +113,12 @@ impl Gradients {
                         list.iter().map(|tensor| (tensor.pointer(), tensor.elements() as u64)).collect();
                     let chunks = Magnitudes::chunks(tensors.iter().map(|&(_, elements)| elements));
                     let numbers = Tensor::empty(&[chunks as usize], kernel.number_dtype(), &self.device)?;
-                    execute_native(kernel, Operands { tensors, numbers: numbers.pointer() }, &stream, label)?;
+                    execute(
+                        Kernels(kernel),
+                        Operands { tensors, numbers: numbers.pointer() },
+                        &stream,
+                        label,
+                    )?;
                     parts.push(numbers.to_dtype(self.dtype())?);
                 }
             }
@@ -168,7 +173,7 @@ impl Gradients {
                     scalars: SmallVec::from_slice(scalars),
                     items: dense.iter().map(|tensor| item(tensor)).collect(),
                 };
-                execute_native(&kernel, &arguments, &stream, label_at("_foreach_mul_", self.location))?;
+                execute(Kernels(&kernel), &arguments, &stream, label_at("_foreach_mul_", self.location))?;
                 dense.iter().for_each(|tensor| tensor.bump_version());
             }
             Ok(())

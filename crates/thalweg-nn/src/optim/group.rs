@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_execute::execute_native;
+use thalweg_execute::{Kernels, execute};
 use thalweg_ir::DType;
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_lock::Mutex;
@@ -210,7 +210,7 @@ impl Prepared<'_> {
                 scalars: group.scalars(),
                 items: parameters.iter().map(Stepped::item).collect(),
             };
-            execute_native(kernel, &arguments, &stream, label_at(group.rule.step_label, location))?;
+            execute(Kernels(kernel), &arguments, &stream, label_at(group.rule.step_label, location))?;
             for Stepped { parameter, gradient, cast, .. } in parameters {
                 // The tensors may have been made, or backward run, on another stream; and only this code has access to the
                 // states.
@@ -250,7 +250,12 @@ impl Prepared<'_> {
             scalars: group.scalars(),
             items: items.collect(),
         };
-        execute_native(&group.count_kernel, &arguments, stream, label_at(group.rule.count_label, location))?;
+        execute(
+            Kernels(&group.count_kernel),
+            &arguments,
+            stream,
+            label_at(group.rule.count_label, location),
+        )?;
         group.scalar_states.bump_version();
         Ok(())
     }

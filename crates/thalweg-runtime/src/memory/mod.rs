@@ -23,7 +23,7 @@ pub use self::buffer::Buffer;
 pub(crate) use self::collective::CollectiveMemory;
 pub use self::graph_output::OutputHandle;
 pub use self::managed::ManagedMemory;
-pub(crate) use self::outside::outside_capture;
+pub use self::outside::outside_capture;
 pub(crate) use self::quarantine::Quarantine;
 pub use self::sharing::{SharedBuffer, SharedHandle};
 pub(crate) use self::upstream::DriverUpstream;

@@ -7,7 +7,7 @@ use thalweg_driver::{CaptureMode, Driver};
 /// Makes a call that a capture of another thread or device would forbid, although it is harmless to it: allocation, and queries
 /// of events that were recorded outside captures. Only the runtime's own calls are made this way: a program must not rely on what
 /// such a call waits for.
-pub(crate) fn outside_capture<T>(
+pub fn outside_capture<T>(
     driver: &Arc<dyn Driver>,
     call: impl FnOnce() -> thalweg_driver::Result<T>,
 ) -> thalweg_driver::Result<T> {

@@ -3,6 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use thalweg_driver::{CaptureMode, Code, FillPattern};
+use thalweg_execute::execute;
+use thalweg_execute::products::Product;
 use thalweg_ir::DType;
 use thalweg_kernels::matmul::Matmul;
 use thalweg_runtime::graph::audit::{Counts, explain, host_random};
@@ -76,7 +78,8 @@ fn a_region_without_obstacles_runs_and_is_counted() {
         launch(&stream, &buffer)?;
         launch(&stream, &buffer)?;
         let result = Buffer::new(&stream, 32)?;
-        stream.matmul(&product, [square.pointer(), square.pointer(), result.pointer()], label)?;
+        let at = [square.pointer(), square.pointer(), result.pointer()];
+        execute(Product(&product), at, &stream, label)?;
         stream.fill(result.pointer(), FillPattern::U32(0), 4, label)
     })
     .unwrap();

@@ -298,5 +298,5 @@ fn run(
     let kept = kept.get_or_init(|| Kept::new(alignment_of(inputs.iter().chain(&outputs).copied())));
     let lowered =
         Lowered { launch: &step.launch, steps: step.steps.as_ref(), numbers: &numbers, kept: Some(kept) };
-    execute(&lowered, stream, (&inputs, &outputs), label)
+    execute(&lowered, (&inputs[..], &outputs[..]), stream, label)
 }

@@ -71,6 +71,6 @@ impl SharedLaunch {
         };
         let kept = self.kept.get_or_init(|| Kept::new(alignment_of(inputs.iter().chain(outputs).copied())));
         let lowered = Lowered { launch: &self.launch, steps: steps.as_ref(), numbers, kept: Some(kept) };
-        execute(&lowered, stream, (inputs, outputs), label)
+        execute(&lowered, (inputs, outputs), stream, label)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use thalweg_execute::products::takes_activation;
 use thalweg_kernels::matmul::Matmul;
 use thalweg_ops::fused::{Extents, MLP_GELU, MLP_RELU};
 use thalweg_runtime::{Activation, Result};
@@ -36,7 +37,7 @@ pub fn fused_mlp(
         let product = Matmul::contiguous(m, n, k, 1, dtype);
         m > 0
             && extents.get('n') > 0
-            && input.device().current_stream().takes_activation(&product, activation)
+            && takes_activation(&input.device().current_stream(), &product, activation)
     };
     fusion.call(&inputs, &[], takes, location)
 }

@@ -3,6 +3,7 @@
 
 use std::panic::Location;
 
+use thalweg_execute::products::takes_few_rows;
 use thalweg_kernels::matmul::Matmul;
 use thalweg_kernels::matmul::few_rows::cuda::MOST_NORM_ROWS;
 use thalweg_kernels::matmul::few_rows::takes_norm;
@@ -67,7 +68,7 @@ pub fn fused_norm_linear(
         let mut product = Matmul::contiguous(m, n, k, 1, dtype);
         (product.b.transposed, product.b.leading_dimension) = (true, k);
         takes_norm(&product)
-            && input.device().current_stream().takes_few_rows(&product, [DevicePointer::new(0); 3])
+            && takes_few_rows(&input.device().current_stream(), &product, [DevicePointer::new(0); 3])
     };
     fusion.call(&inputs, &[eps], takes, location)
 }

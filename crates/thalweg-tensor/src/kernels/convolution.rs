@@ -6,10 +6,11 @@
 
 use std::panic::Location;
 
+use thalweg_execute::backends::cudnn;
+use thalweg_execute::{execute, library};
 use thalweg_ir::{DType, Shape};
 use thalweg_kernels::depthwise::{Depthwise, DepthwisePass};
 use thalweg_ops::table;
-use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
     ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result,
     element_format, invalid, refuse, refuse_if,
@@ -275,7 +276,13 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             true => (Some(ConvolutionEpilogue { bias: bias.pointer(), relu }), None),
             false => (None, Some(bias)),
         });
-        stream.library_convolution(&shape, computed.pass(), is_deterministic, at, fused, call.label)?;
+        let convolution = library::Convolution {
+            shape: &shape,
+            pass: computed.pass(),
+            deterministic: is_deterministic,
+            epilogue: fused,
+        };
+        execute(convolution, at, &stream, call.label)?;
         separate.map_or(Ok(()), |bias| add_bias(&result, bias, call.label))?;
         Ok(result)
     };

@@ -12,6 +12,7 @@
 //! The argument `backends` of the operators is the set of backends that may compute them ([`SdpBackend::bit`]).
 
 use smallvec::SmallVec;
+use thalweg_execute::{execute, library};
 use thalweg_ir::{DType, Layout};
 use thalweg_kernels::attention::{
     Addresses, Attention, AttentionPass, CHUNK, Dropout, GradientPasses, KeptAddresses, KeptWeights,
@@ -218,7 +219,8 @@ impl Operands<'_> {
         let is_deterministic = are_deterministic_algorithms_enabled();
         let call = LibraryAttention { attention, is_backward, is_deterministic };
         let stream = self.tensors.q.device().current_stream();
-        stream.library_attention(&call, &Addresses { mask: address, ..self.addresses() }, label)
+        let at = Addresses { mask: address, ..self.addresses() };
+        execute(library::Attention(call), &at, &stream, label)
     }
 
     fn addresses(&self) -> Addresses {

@@ -4,6 +4,8 @@
 //! ([`fused`](thalweg_kernels::matmul::fused)). Any other layer is a product that is added to the bias or the addend.
 
 use smallvec::SmallVec;
+use thalweg_execute::execute;
+use thalweg_execute::products::{Product, ProductWith, takes_bias, takes_few_rows};
 use thalweg_kernels::matmul::few_rows::FewRows;
 use thalweg_kernels::matmul::fused::{FusedMatmul, PerOperand, fits};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
@@ -138,7 +140,7 @@ pub(super) fn layer(
     let result = call.new_result(&shape, a.dtype())?;
     let pointers = [a.pointer(), b.pointer(), result.pointer()];
     let fits = fits(product);
-    if fits || stream.takes_few_rows(product, pointers) {
+    if fits || takes_few_rows(&stream, product, pointers) {
         let added = Added::new(bias, addend)?;
         let (at, (bias, addend)) = (added.at([a, b, &result]), added.described());
         if fits {
@@ -155,13 +157,13 @@ pub(super) fn layer(
     };
     // The library adds the bias itself; otherwise the result starts as one of them and the product is added to it, rounded
     // once.
-    let stored = bias.filter(|_| stream.takes_bias(product));
+    let stored = bias.filter(|_| takes_bias(&stream, product));
     let stored = stored.map(|bias| bias.detach().contiguous()).transpose()?;
     let mut added = [addend, bias.filter(|_| stored.is_none())].into_iter().flatten();
     match &stored {
         Some(bias) => {
             let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), activation: None };
-            stream.matmul_with(product, pointers, &epilogue, call.label)?;
+            execute(ProductWith(product), (pointers, epilogue), &stream, call.label)?;
         }
         None => {
             let first = added.next();
@@ -169,7 +171,7 @@ pub(super) fn layer(
                 into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
             }
             let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
-            stream.matmul(&Matmul { beta, ..*product }, pointers, call.label)?;
+            execute(Product(&Matmul { beta, ..*product }), pointers, &stream, call.label)?;
         }
     }
     for added in added {

@@ -1,6 +1,8 @@
 //! Matrix products: which matrices of a tensor the library can read without a copy, and the gradient.
 
 use smallvec::SmallVec;
+use thalweg_execute::execute;
+use thalweg_execute::products::{Product, WideProduct, takes_wide};
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::structured;
@@ -153,7 +155,7 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
         }
     }
     product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
-    stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], call.label)?;
+    execute(Product(&product), [a.pointer(), b.pointer(), result.pointer()], &stream, call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -177,7 +179,7 @@ pub(super) fn multiply_into(a: &Tensor, b: &Tensor, result: &Tensor, label: Labe
     };
     product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
     let stream = result.device().current_stream();
-    stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], label)
+    execute(Product(&product), [a.pointer(), b.pointer(), result.pointer()], &stream, label)
 }
 
 /// Records `∂a = g · bᵀ`, `∂b = aᵀ · g`.
@@ -357,21 +359,21 @@ pub(super) fn summed_product(
     }
     let (product, [left, right]) = product(a, b)?;
     let stream = a.device().current_stream();
-    let takes_wide = stream.takes_wide(&product);
+    let takes_wide = takes_wide(&stream, &product);
     let at = |result: &Tensor| [left.pointer(), right.pointer(), result.pointer()];
     let Some(sum) = sum else {
         if !takes_wide {
             return a.matmul(b).map(Some);
         }
         let result = Tensor::empty_on(&shape, DType::F32, &stream, label)?;
-        stream.matmul_into_wide(&product, at(&result), label)?;
+        execute(WideProduct(&product), at(&result), &stream, label)?;
         return Ok(Some(result));
     };
     let product = Matmul { beta: Factor::ONE, ..product };
     if sum.dtype() == a.dtype() {
-        stream.matmul(&product, at(sum), label)?;
+        execute(Product(&product), at(sum), &stream, label)?;
     } else if sum.dtype() == DType::F32 && takes_wide {
-        stream.matmul_into_wide(&product, at(sum), label)?;
+        execute(WideProduct(&product), at(sum), &stream, label)?;
     } else {
         return a.matmul(b).map(Some);
     }

@@ -4,6 +4,8 @@
 //! The operator returns the result of the layers, the data that the library keeps for the activation's gradient (GELU's argument,
 //! or a bit per element), and the result of the activation; the gradient reads the last two.
 
+use thalweg_execute::execute;
+use thalweg_execute::products::{ProductWith, takes_activation};
 use thalweg_ir::DType;
 use thalweg_kernels::matmul::Matmul;
 use thalweg_runtime::{
@@ -35,7 +37,8 @@ fn multiplied(
     };
     let activation = MatmulActivation { function, pass, kept: kept.pointer(), leading_dimension };
     let epilogue = MatmulEpilogue { bias: bias.map(Tensor::pointer), activation: Some(activation) };
-    stream.matmul_with(&product, [a.pointer(), b.pointer(), result.pointer()], &epilogue, label)?;
+    let at = [a.pointer(), b.pointer(), result.pointer()];
+    execute(ProductWith(&product), (at, epilogue), stream, label)?;
     Ok(result)
 }
 
@@ -63,7 +66,7 @@ fn check(
     );
     let [m, n, k] = [rows, hidden, inputs].map(|extent| extent as u64);
     let product = Matmul::contiguous(m, n, k, 1, tensors[0].dtype());
-    match stream.takes_activation(&product, function) && outputs > 0 && rows > 0 {
+    match takes_activation(stream, &product, function) && outputs > 0 && rows > 0 {
         true => Ok(()),
         false => {
             Err(invalid!("mlp: no library here takes the activation of this product; take the layers apart"))

@@ -60,7 +60,7 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     outputs.iter().for_each(|tensor| results.push(tensor.pointer()));
     let kept = Some(&resolved.kept);
     let lowered = Lowered { launch: lowered.launch(), steps: lowered.steps(), numbers: &numbers, kept };
-    execute(&lowered, &stream, (&inputs, &results), call.label)?;
+    execute(&lowered, (&inputs[..], &results[..]), &stream, call.label)?;
     Ok(outputs)
 }
 

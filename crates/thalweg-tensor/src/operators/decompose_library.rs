@@ -5,8 +5,10 @@
 
 use std::panic::Location;
 
+use thalweg_execute::if_supported;
+use thalweg_execute::library::decompose;
 use thalweg_ir::DType;
-use thalweg_runtime::{DenseCall, DenseMethod, DevicePointer, Label, Result, if_supported};
+use thalweg_runtime::{DenseCall, DenseMethod, DevicePointer, Label, Result};
 
 use super::decompose::{empty, transposed};
 use crate::tensor::Tensor;
@@ -61,7 +63,7 @@ fn queue(
             lists.push(addresses);
         }
     }
-    Ok(if_supported(stream.library_dense(&call, label))?.is_some())
+    Ok(if_supported(decompose(&call, &stream, label))?.is_some())
 }
 
 /// Returns a copy whose columns are contiguous: the rows of the transposes.

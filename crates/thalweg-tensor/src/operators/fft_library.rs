@@ -2,8 +2,10 @@
 
 use std::panic::Location;
 
+use thalweg_execute::library::Fourier;
+use thalweg_execute::{execute, if_supported};
 use thalweg_ir::{Shape, inverse_order};
-use thalweg_runtime::{FourierKind, FourierShape, Label, Result, element_format, if_supported};
+use thalweg_runtime::{FourierKind, FourierShape, Label, Result, element_format};
 
 use crate::tensor::Tensor;
 
@@ -118,6 +120,6 @@ fn transform(
     };
     let stream = x.device().current_stream();
     let result = Tensor::empty_on(&extents, dtype, &stream, label)?;
-    let queued = stream.library_fourier(&shape, [numbers.pointer(), result.pointer()], label);
+    let queued = execute(Fourier(&shape), [numbers.pointer(), result.pointer()], &stream, label);
     if_supported(queued)?.map(|()| result.permute(&inverse_order(&order))).transpose()
 }

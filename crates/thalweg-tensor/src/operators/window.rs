@@ -1,7 +1,8 @@
 //! Windows over images of one, two or three axes: columns, convolutions.
 
+use thalweg_execute::if_supported;
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result, if_supported, invalid, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::{call as call_operator, operators, single};

@@ -7,12 +7,13 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use thalweg_execute::backends::cudnn;
+use thalweg_execute::if_supported;
+use thalweg_execute::library::{pass_recurrent, recurrent_memory};
 use thalweg_ir::DType;
-use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
     DevicePointer, Error, RecurrentCall, RecurrentKind, RecurrentMemory, RecurrentPart, RecurrentPass,
-    RecurrentShape, RecurrentStates, Result, Stream, element_format, if_supported, invalid, refuse,
-    refuse_if,
+    RecurrentShape, RecurrentStates, Result, Stream, element_format, invalid, refuse, refuse_if,
 };
 
 use super::{LayerWeights, Network, states, steps};
@@ -118,7 +119,7 @@ fn fits(network: &Network<'_>, shape: &RecurrentShape, first: &[Tensor]) -> bool
 
 /// Returns the memory of a shape; `None` if there is no library that supports it.
 fn memory_of(stream: &Stream, shape: &RecurrentShape) -> Result<Option<RecurrentMemory>> {
-    if_supported(stream.recurrent_memory(shape))
+    if_supported(recurrent_memory(shape, stream))
 }
 
 /// Returns the starts and shapes of the parts of the buffer of weights, in PyTorch's order.
@@ -282,7 +283,7 @@ fn checked(
     if let Some(fault) = shape.fault() {
         refuse!("{}: {fault}", name(shape.kind));
     }
-    let memory = stream.recurrent_memory(shape)?;
+    let memory = recurrent_memory(shape, stream)?;
     let [of_input, _, of_hidden, of_cell] = shape.elements();
     let wanted = [of_input, memory.weight_elements, of_hidden];
     let agree = [input, weights, hidden].iter().zip(wanted).all(|(tensor, wanted)| {
@@ -329,7 +330,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
         workspace: None,
         shape,
     };
-    stream.library_recurrent(&pass, &memory, call.label)?;
+    pass_recurrent(&pass, &memory, &stream, call.label)?;
     Ok(Tensors::from_iter([output, last_hidden, last_cell, reserve]))
 }
 
@@ -387,12 +388,12 @@ pub(crate) fn backward(
         reserve: reserve_at(kept.reserve),
         workspace: None,
     };
-    stream.library_recurrent(&call, &memory, label)?;
+    pass_recurrent(&call, &memory, &stream, label)?;
     let mut of_weights = None;
     if wants_weights {
         let gradient = zeros(&weights)?;
         let pass = RecurrentPass::Weights { weights: gradient.pointer() };
-        stream.library_recurrent(&RecurrentCall { pass, ..call }, &memory, label)?;
+        pass_recurrent(&RecurrentCall { pass, ..call }, &memory, &stream, label)?;
         of_weights = Some(gradient);
     }
     Ok([Some(of_input), of_weights, Some(of_hidden), of_cell])
@@ -414,7 +415,7 @@ pub(crate) fn gradients(
     let [input, weights, hidden, cell] = backward(&shape, kept, output, last, wants_weights, label)?;
     let mut parts = Vec::new();
     if let Some(weights) = &weights {
-        let memory = kept.input.device().current_stream().recurrent_memory(&shape)?;
+        let memory = recurrent_memory(&shape, &kept.input.device().current_stream())?;
         parts = unpacked(&shape, &memory, weights)?.iter().flat_map(LayerWeights::tensors).cloned().collect();
     }
     Ok(([input, hidden, cell], parts))
@@ -456,7 +457,7 @@ fn by_steps(call: &GradientCall<'_>) -> Result<Gradients> {
     let inputs = (0..call.tensor_count()).map(|place| call.saved(place)).collect::<Result<Vec<_>>>()?;
     let features = inputs[0].shape().last().copied().unwrap_or(0);
     let shape = described(call, inputs[0].dtype(), features)?;
-    let memory = call.device().current_stream().recurrent_memory(&shape)?;
+    let memory = recurrent_memory(&shape, &call.device().current_stream())?;
     let weights = unpacked(&shape, &memory, &inputs[1])?;
     let network = Network { kind: shape.kind, bidirectional: shape.bidirectional, weights: &weights };
     let longest = shape.lengths.first().copied().unwrap_or(0);

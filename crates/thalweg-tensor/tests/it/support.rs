@@ -18,7 +18,7 @@ pub fn device() -> Device {
     if let Some(device) = OWN.with_borrow(Clone::clone) {
         return device;
     }
-    thalweg_runtime::backends::cudnn::set_allow_tf32(false);
+    thalweg_execute::backends::cudnn::set_allow_tf32(false);
     let name = std::env::var("THALWEG_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
     Device::from_name(&name).expect("the device under test opens")
 }

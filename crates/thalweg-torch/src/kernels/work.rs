@@ -153,7 +153,7 @@ impl KeptStep {
         }
         let (launch, numbers) = (&self.step.launch, self.step.numbers(scalars));
         let lowered = Lowered { launch, steps: None, numbers: &numbers, kept: Some(&self.kernel) };
-        Ok(execute(&lowered, stream, (read, written), label)?)
+        Ok(execute(&lowered, (&read[..], &written[..]), stream, label)?)
     }
 
     /// Runs the launch on the host.

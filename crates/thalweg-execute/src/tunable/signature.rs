@@ -7,10 +7,10 @@ use thalweg_ir::DType;
 use thalweg_kernels::matmul::warp_groups::Tiles as GroupTiles;
 use thalweg_kernels::matmul::{Matmul, Operand};
 
-use crate::aligned::Operands;
-use crate::invalid;
-use crate::library::Precision;
-use crate::{Error, Result};
+use crate::products::Precision;
+use crate::strips::Operands;
+use thalweg_runtime::invalid;
+use thalweg_runtime::{Error, Result};
 
 /// The name of a product: its kind and its sizes. PyTorch's matrices are column-major, so operands are swapped.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -17,9 +17,9 @@ use super::settings::{Effective, Settings, Variables, results_file, untuned_file
 use super::signature::{Shape, Signature, Solution};
 use super::trial::{Timed, Trial, all_close, file_error};
 use super::{OfflineOutcome, TuningResult};
-use crate::aligned::Operands;
-use crate::library::Precision;
-use crate::{Device, Error, Result, Stream};
+use crate::products::Precision;
+use crate::strips::Operands;
+use thalweg_runtime::{Device, Error, Result, Stream};
 
 /// The key of a decision: a device, a product, and the reductions that it allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -50,7 +50,7 @@ use state::state;
 pub(crate) use signature::Solution;
 pub(crate) use state::{forget_refused, solution_of};
 
-use crate::{Device, Result};
+use thalweg_runtime::{Device, Result};
 
 /// A result of tuning.
 #[derive(Clone, PartialEq, Debug)]

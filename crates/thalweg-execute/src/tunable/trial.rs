@@ -9,11 +9,11 @@ use thalweg_kernels::matmul::warp_groups::Tiles;
 
 use super::settings::{Effective, Tolerances};
 use super::signature::{Shape, Solution};
-use crate::aligned::Operands;
-use crate::invalid;
-use crate::library::Precision;
-use crate::memory::outside_capture;
-use crate::{Buffer, Error, Event, Result, Stream};
+use crate::products::{Precision, can_take_few_rows, can_take_groups, library_algorithms, matmul_by};
+use crate::strips::Operands;
+use thalweg_runtime::invalid;
+use thalweg_runtime::outside_capture;
+use thalweg_runtime::{Buffer, Error, Event, Result, Stream};
 
 /// One copy of the operands.
 struct Set {
@@ -163,14 +163,14 @@ impl<'s> Trial<'s> {
         if own_kernels && !self.shape.has_bias && fused::could_fit(product) {
             candidates.push(Solution::Tiles);
         }
-        if own_kernels && self.stream.can_take_few_rows(product) {
+        if own_kernels && can_take_few_rows(self.stream, product) {
             candidates.push(Solution::Rows);
         }
-        if own_kernels && self.stream.can_take_groups(product) {
+        if own_kernels && can_take_groups(self.stream, product) {
             candidates.extend(Tiles::ALL.map(Solution::Groups));
         }
         let operands = self.sets[0].operands();
-        let found = self.stream.library_algorithms(product, self.precision, &operands, algorithms)?;
+        let found = library_algorithms(self.stream, product, self.precision, &operands, algorithms)?;
         candidates.extend(found.into_iter().map(Solution::Library));
         Ok(candidates)
     }
@@ -178,7 +178,7 @@ impl<'s> Trial<'s> {
     fn run(&mut self, solution: Solution) -> Result<()> {
         let operands = self.sets[self.next].operands();
         self.next = (self.next + 1) % self.sets.len();
-        self.stream.matmul_by(solution, self.precision, &self.shape.product, &operands, self.label)
+        matmul_by(self.stream, solution, self.precision, &self.shape.product, &operands, self.label)
     }
 
     /// Returns the time of one call in milliseconds, measured over `calls` calls.

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use thalweg_driver::{
     ComputeFormat, DevicePointer, Driver, GpuCall, LibraryLaunch, MatmulCall, ReductionSchemes, StreamHandle,
 };
+use thalweg_execute::backends::cuda::matmul::{self as settings, ReducedPrecisionReduction};
+use thalweg_execute::backends::{self, Fp32Precision, cuda::BlasLibrary};
+use thalweg_execute::execute;
+use thalweg_execute::products::{Product, WideProduct};
+use thalweg_execute::tunable::{self, OfflineOutcome};
 use thalweg_ir::{DType, bf16};
 use thalweg_kernels::matmul::{Factor, Matmul};
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::backends::cuda::matmul::{self as settings, ReducedPrecisionReduction};
-use thalweg_runtime::backends::{self, Fp32Precision, cuda::BlasLibrary};
-use thalweg_runtime::tunable::{self, OfflineOutcome};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Environment, Graph, Label, Result, Stream};
 use thalweg_sim::schedules::Eager;
 use thalweg_sim::{SimConfig, SimDriver};
@@ -100,13 +102,13 @@ fn config(name: &str) -> SimConfig {
 }
 
 /// A product of bf16 whose numbers are exact, and its result.
-struct Product {
+struct Example {
     product: Matmul,
     buffers: [Buffer; 3],
     expected: Vec<f32>,
 }
 
-impl Product {
+impl Example {
     fn new(stream: &Stream, m: u64, n: u64, k: u64) -> Self {
         let product = Matmul::contiguous(m, n, k, 1, DType::Bf16);
         let numbers =
@@ -133,7 +135,7 @@ impl Product {
     }
 
     fn run(&self, stream: &Stream) -> Result<()> {
-        stream.matmul(&self.product, self.at(), Label::here("product"))
+        execute(Product(&self.product), self.at(), stream, Label::here("product"))
     }
 
     fn check(&self, stream: &Stream) {
@@ -153,7 +155,7 @@ const FASTEST: &str =
 fn the_fastest_algorithm_is_found_once_and_kept_in_the_file() {
     let bench = Bench::controlled("one result");
     let stream = bench.device.default_stream();
-    let product = Product::new(&stream, 8, 16, 4);
+    let product = Example::new(&stream, 8, 16, 4);
     product.run(&stream).unwrap();
     product.check(&stream);
     let results = tunable::get_results(&bench.device);
@@ -198,7 +200,7 @@ fn a_file_serves_another_device_of_its_kind_and_a_stale_line_is_replaced() {
     let algorithms: Vec<Vec<Option<i32>>> = [8, 9, 7]
         .into_iter()
         .map(|rows| {
-            let product = Product::new(&stream, rows, 16, 4);
+            let product = Example::new(&stream, rows, 16, 4);
             product.run(&stream).unwrap();
             product.check(&stream);
             let first_calls = first.calls();
@@ -216,8 +218,8 @@ fn a_file_serves_another_device_of_its_kind_and_a_stale_line_is_replaced() {
 #[test]
 fn nothing_is_tuned_in_a_capture_and_a_result_is_used_there() {
     let bench = Bench::free("captures");
-    let product = Product::new(&bench.device.default_stream(), 8, 16, 4);
-    let capture = |product: &Product| {
+    let product = Example::new(&bench.device.default_stream(), 8, 16, 4);
+    let capture = |product: &Example| {
         let capture = Graph::capture_begin(&bench.device, CaptureOptions::default()).unwrap();
         product.run(capture.stream()).unwrap();
         capture.end().unwrap().instantiate().unwrap()
@@ -246,7 +248,7 @@ fn recorded_products_are_tuned_from_their_file() {
     tunable::tuning_enable(false);
     tunable::record_untuned_enable(true);
     for rows in [8, 8, 5] {
-        Product::new(&stream, rows, 16, 4).run(&stream).unwrap();
+        Example::new(&stream, rows, 16, 4).run(&stream).unwrap();
     }
     let text = fs::read_to_string(untuned).unwrap();
     fs::remove_file(untuned).unwrap();
@@ -276,7 +278,7 @@ fn recorded_products_are_tuned_from_their_file() {
     assert!(matches!(&outcomes[2], OfflineOutcome::Skipped(_, why) if why.contains("ScaledGemm")));
     // The program that recorded them finds the results.
     bench.calls();
-    Product::new(&stream, 5, 16, 4).run(&stream).unwrap();
+    Example::new(&stream, 5, 16, 4).run(&stream).unwrap();
     assert_eq!(bench.calls()[0].algorithm.unwrap().id, 2);
     // And so does a second run over the file.
     let mut known = 0;
@@ -296,7 +298,7 @@ fn threads_find_one_result_and_compute_the_same() {
             scope.spawn(|| {
                 let stream = Stream::new(device).unwrap();
                 for rows in [8, 5, 8, 3] {
-                    let product = Product::new(&stream, rows, 16, 4);
+                    let product = Example::new(&stream, rows, 16, 4);
                     product.run(&stream).unwrap();
                     product.check(&stream);
                 }
@@ -306,7 +308,7 @@ fn threads_find_one_result_and_compute_the_same() {
     // All that were called while another was tuned have a result by now, or are tuned at the next call.
     let stream = device.default_stream();
     for rows in [8, 5, 3] {
-        Product::new(&stream, rows, 16, 4).run(&stream).unwrap();
+        Example::new(&stream, rows, 16, 4).run(&stream).unwrap();
     }
     assert_eq!(tunable::get_results(device).len(), 3);
     let text = fs::read_to_string(bench.file("results.csv")).unwrap();
@@ -318,7 +320,7 @@ fn a_product_that_is_added_is_tuned_without_being_added_twice() {
     let bench = Bench::free("accumulates");
     tunable::set_numerical_check_tolerances(true, 1e-5, 1e-5);
     let stream = bench.device.default_stream();
-    let mut product = Product::new(&stream, 8, 16, 4);
+    let mut product = Example::new(&stream, 8, 16, 4);
     tunable::enable(false);
     product.run(&stream).unwrap();
     tunable::enable(true);
@@ -336,7 +338,7 @@ fn a_product_into_f32_is_tuned_by_a_name_of_its_own() {
     let bench = Bench::controlled("wide");
     tunable::set_numerical_check_tolerances(true, 1e-5, 1e-5);
     let stream = bench.device.default_stream();
-    let product = Product::new(&stream, 8, 16, 4);
+    let product = Example::new(&stream, 8, 16, 4);
     product.run(&stream).unwrap();
     bench.calls();
     let sum = Buffer::new(&stream, 8 * 16 * 4).unwrap();
@@ -351,7 +353,7 @@ fn a_product_into_f32_is_tuned_by_a_name_of_its_own() {
     };
     for beta in [Factor::ZERO, Factor::ONE] {
         let product = Matmul { beta, ..product.product };
-        stream.matmul_into_wide(&product, [a, b, sum.pointer()], Label::here("product")).unwrap();
+        execute(WideProduct(&product), [a, b, sum.pointer()], &stream, Label::here("product")).unwrap();
         check(if beta == Factor::ZERO { 1.0 } else { 2.0 });
     }
     let calls = bench.calls();
@@ -386,16 +388,16 @@ fn a_small_product_of_f32_has_both_our_kernel_and_the_library_as_candidates() {
         let zero = thalweg_driver::FillPattern::U8(0);
         stream.fill(at[operand], zero, buffers[operand].size_bytes(), Label::here("fill")).unwrap();
     });
-    stream.matmul(&product, at, Label::here("product")).unwrap();
+    execute(Product(&product), at, &stream, Label::here("product")).unwrap();
     let [result] = tunable::get_results(&bench.device).try_into().unwrap();
     assert_eq!(result.solution, "Default", "our kernel is one command, and none is faster");
     assert!(!bench.calls().is_empty(), "the library's algorithms were tried");
     tunable::enable(false);
     backends::cuda::set_preferred_blas_library(BlasLibrary::CublasLt);
-    stream.matmul(&product, at, Label::here("product")).unwrap();
+    execute(Product(&product), at, &stream, Label::here("product")).unwrap();
     backends::cuda::set_preferred_blas_library(BlasLibrary::Default);
     assert_eq!(bench.calls().len(), 1, "cuBLASLt is preferred");
-    stream.matmul(&product, at, Label::here("product")).unwrap();
+    execute(Product(&product), at, &stream, Label::here("product")).unwrap();
     assert_eq!(bench.calls().len(), 0, "our kernel is the default");
 }
 
@@ -403,9 +405,9 @@ fn a_small_product_of_f32_has_both_our_kernel_and_the_library_as_candidates() {
 fn a_product_by_groups_of_warps_is_a_candidate_and_runs_by_its_name() {
     let bench = Bench::free("groups");
     let stream = bench.device.default_stream();
-    let product = Product::new(&stream, 8, 16, 4);
+    let product = Example::new(&stream, 8, 16, 4);
     // Rows of A have 8 bytes, which the copy engine does not support, so the result is stale and the default is used.
-    let aligned = Product::new(&stream, 8, 16, 8);
+    let aligned = Example::new(&stream, 8, 16, 8);
     let mut text: String = tunable::get_validators(&bench.device)
         .iter()
         .map(|(key, value)| format!("Validator,{key},{value}\n"))
@@ -437,7 +439,7 @@ fn precision_reaches_the_librarys_calls() {
     let at = [0, 1, 2].map(|operand: usize| buffers[operand].pointer());
     let queued = |dtype: DType, alpha: f64| {
         let product = Matmul { alpha: Factor::new(alpha), ..Matmul::contiguous(64, 64, 64, 1, dtype) };
-        stream.matmul(&product, at, Label::here("product")).unwrap();
+        execute(Product(&product), at, &stream, Label::here("product")).unwrap();
         let [call] = bench.calls().try_into().unwrap();
         (call.compute, call.reductions)
     };

@@ -12,7 +12,7 @@ use thalweg_kernels::Placed;
 use thalweg_kernels::matmul::{Matmul, Operand};
 use thalweg_kernels::pad_rows::PadRows;
 
-use crate::{Buffer, Result, Stream};
+use thalweg_runtime::{Buffer, Result, Stream};
 
 /// The length and the distance of rows that fast kernels take, in bytes.
 const ROW_BYTES: u64 = 16;
@@ -280,8 +280,9 @@ impl<F: Fn(&Matmul, Operands) -> Result<()>> Call<'_, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
     use crate::backends::precision_of;
+    use crate::products::matmul_in_strips;
+    use thalweg_runtime::Device;
 
     fn turned(operand: Operand, rows: u64) -> Operand {
         Operand { leading_dimension: rows, transposed: true, ..operand }
@@ -357,9 +358,8 @@ mod tests {
             let result = Buffer::labelled(&stream, bytes, label).unwrap();
             let at = [left.pointer(), right.pointer(), result.pointer()];
             let operands = Operands { at, bias: biased.then_some(bias.pointer()), is_wide };
-            stream
-                .matmul_in_strips(&strips, &product, operands, (precision_of(&product), None), label)
-                .unwrap();
+            let method = (precision_of(&product), None);
+            matmul_in_strips(&stream, &strips, &product, operands, method, label).unwrap();
             let mut found = vec![0; bytes as usize];
             stream.copy_to_host(&mut found, result.pointer(), label).unwrap();
             let number = |at: usize| match is_wide {

@@ -10,8 +10,8 @@ use thalweg_driver::{ComputeFormat, ReductionSchemes};
 use thalweg_ir::DType;
 use thalweg_kernels::matmul::{Factor, Matmul};
 
-use crate::{Error, Result};
-use crate::{invalid, refuse};
+use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{invalid, refuse};
 
 /// Defines settings: of each what it says, the functions that return and set it, and where it is stored with its default.
 macro_rules! settings {
@@ -139,7 +139,7 @@ pub mod cuda {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    use crate::{Error, Result, refuse_if};
+    use thalweg_runtime::{Error, Result, refuse_if};
 
     /// The implementation that computes products (`preferred_blas_library`).
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -213,7 +213,7 @@ pub mod cuda {
         use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
         use super::super::Fp32Precision;
-        use crate::{Error, Result, refuse};
+        use thalweg_runtime::{Error, Result, refuse};
 
         static PRECISION: AtomicU8 = AtomicU8::new(Fp32Precision::None as u8);
         static FP16_REDUCTION: AtomicU8 = AtomicU8::new(REDUCED);
