@@ -418,6 +418,7 @@ def test_linear_algebra_and_distances_are_calls_of_the_table(torch, dynamo):
     for place, (function, inputs) in enumerate(functions):
         results = []
         torch._dynamo.reset()
+        dynamo.forget()
         for called in (torch.compile(function, backend=as_gpu.backend, fullgraph=True, dynamic=False), function):
             leaves = [one.clone().requires_grad_() for one in inputs]
             result = called(*leaves)
