@@ -392,3 +392,51 @@ def test_a_cross_entropy_reads_its_scores_once_in_each_pass(torch, dynamo):
     with torch.no_grad():
         torch.testing.assert_close(compiled(False, reduction="sum")(scores), loss(scores, reduction="sum"))
     adapter.record = record
+
+
+@with_pytorch
+def test_linear_algebra_and_distances_are_calls_of_the_table(torch, dynamo):
+    import as_gpu
+
+    functional, linalg = torch.nn.functional, torch.linalg
+    torch.manual_seed(5)
+    matrix, other, image = torch.randn(2, 3, 3), torch.randn(2, 3, 2), torch.randn(1, 2, 7, 6)
+    functions = [
+        (lambda a, b: linalg.solve(a, b), [matrix, other]),
+        (lambda a, b: linalg.solve(a.mT, b[..., 0]), [matrix, other]),
+        (lambda a: linalg.det(a), [matrix]),
+        (lambda a: torch.logdet(a @ a.mT), [matrix]),
+        (lambda a: linalg.slogdet(a.mT)[1], [matrix]),
+        (lambda a: linalg.svdvals(a), [matrix]),
+        (lambda a: linalg.eigvalsh(a @ a.mT), [matrix]),
+        (functional.bilinear, [torch.randn(4, 3), torch.randn(4, 2), torch.randn(5, 3, 2)]),
+        *((lambda a, b, p=p: torch.cdist(a, b, p), [torch.randn(4, 3), torch.randn(5, 3)]) for p in (1.0, 2.0, 2.5, float("inf"))),
+        (lambda a: functional.pdist(a, 3.0), [torch.randn(4, 3)]),
+        (lambda a: functional.interpolate(a, (3, 4), mode="bilinear", antialias=True), [image]),
+        (lambda a: functional.interpolate(a, (4, 9), mode="bicubic", antialias=True), [image]),
+    ]
+    for place, (function, inputs) in enumerate(functions):
+        results = []
+        torch._dynamo.reset()
+        dynamo.forget()
+        for called in (torch.compile(function, backend=as_gpu.backend, fullgraph=True, dynamic=False), function):
+            leaves = [one.clone().requires_grad_() for one in inputs]
+            result = called(*leaves)
+            results.append([result, *torch.autograd.grad(result, leaves, torch.linspace(0.5, 1, result.numel()).view(result.shape))])
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4, msg=lambda text: f"{place}: {text}")
+        assert not any(graph.passed_on for graph in dynamo.compiled()), (place, dynamo.compiled())
+
+
+@with_pytorch
+def test_complex_numbers_that_the_table_lacks_are_pytorchs(torch, dynamo):
+    import as_gpu
+
+    functions = [
+        lambda x: torch.constant_pad_nd(x, [1, 2], 2j),
+        lambda x: torch.nn.functional.unfold(x[None, None], 2),
+        lambda x: x[:, :1].expand(3, 5).conj() * 2,
+    ]
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    for function in functions:
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(function, backend=as_gpu.backend, dynamic=False)(x), function(x))

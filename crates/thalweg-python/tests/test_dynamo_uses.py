@@ -146,10 +146,25 @@ def test_second_gradients_are_refused_by_name(torch, dynamo):
         assert "does not currently support double backward" in str(error), error
     else:
         raise AssertionError("nothing was raised")
-    loss = torch.compile(lambda x: (x.sin() * x).sum(), backend="thalweg")(x)
-    loss.backward(retain_graph=True)
-    loss.backward()
-    torch.testing.assert_close(x.grad, 2 * (x.cos() * x + x.sin()).detach())
+
+
+@with_pytorch
+def test_a_backward_pass_runs_again(torch, dynamo):
+    import as_gpu
+
+    def function(x):
+        with torch.no_grad():
+            mask = x > 0.5
+        return (torch.where(mask, x.sin(), x * 2).softmax(-1) * x).sum()
+
+    for backend in ("thalweg", as_gpu.backend):
+        torch._dynamo.reset()
+        compiled, x = torch.compile(function, backend=backend), torch.rand(5, requires_grad=True)
+        (expected,) = torch.autograd.grad(function(x), x)
+        for _ in range(2):
+            loss = compiled(x)
+            for again in (True, True, False):
+                torch.testing.assert_close(*torch.autograd.grad(loss, x, retain_graph=again), expected)
 
 
 @with_pytorch

@@ -16,7 +16,7 @@ from torch._inductor.output_code import OutputCode
 
 __all__ = [
     "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "empty_strided", "is_left_out",
-    "keeps_draws", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
+    "keeps_draws", "keep_saved", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
 ]  # fmt: skip
 
 # What the bisector of compilers leaves out, one after the other: calls of the table.
@@ -66,6 +66,14 @@ def caching(tag):
         torch._functorch.config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True),
     ):
         yield
+
+
+def keep_saved():
+    """Notes that the backward pass that is being compiled writes into no saved tensor, so that `retain_graph` may run it again."""
+    context = TracingContext.try_get()
+    given_away = context.fw_metadata.bw_donated_idxs if context and context.fw_metadata else None
+    if given_away:
+        given_away.clear()
 
 
 def keeps_draws():

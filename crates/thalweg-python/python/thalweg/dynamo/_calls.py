@@ -34,6 +34,13 @@ def parameters_of(name):
     return [parameter["name"] for parameter in parameters]
 
 
+@functools.cache
+def is_view(name):
+    """Returns whether results of an entry are views of its arguments."""
+    _, _, results = _core._overload_schema(name)
+    return any(result["alias"] for result in results)
+
+
 def takes(operator):
     """Returns whether calls of an operator are calls of the table."""
     if not isinstance(operator, torch._ops.OpOverload):
@@ -50,6 +57,17 @@ def _same(name, **renamed):
 
 def _convert(named):
     return "_to_copy", {"self": named["a"], "dtype": named["dtype"]}
+
+
+def _with_vectors(name, flag, *kept):
+    """Returns the rule of a decomposition of matrices whose vectors are left out by a flag, which the table's entry has not."""
+
+    def rule(named):
+        if not named.get(flag, True):
+            raise PassedOn("the table's operator always computes the vectors")
+        return name, {parameter: named[parameter] for parameter in kept if parameter in named}
+
+    return rule
 
 
 def _first_clone(named):
@@ -108,6 +126,13 @@ OTHER_ON_CPU = {
 }
 
 
+# Operators that the table has for real numbers only.
+OF_REAL_NUMBERS = {
+    aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor, aten.im2col.default,
+    aten.col2im.default, aten.linalg_lu_solve.default, aten.constant_pad_nd.default, aten.addbmm.default, aten.ormqr.default,
+}  # fmt: skip
+
+
 # The calls that have another name in the table.
 REWRITTEN = {
     aten._unsafe_view.default: _same("view"),
@@ -123,6 +148,8 @@ REWRITTEN = {
     prims.convert_element_type.default: _convert,
     prims.device_put.default: lambda named: ("clone", {"self": named["a"]}),
     prims.view_of.default: lambda named: ("alias", {"self": named["a"]}),
+    aten._linalg_svd.default: _with_vectors("linalg_svd", "compute_uv", "A", "full_matrices", "driver"),
+    aten._linalg_eigh.default: lambda named: _with_vectors("linalg_eigh", "compute_v", "self", "UPLO")({"self": named["A"], **named}),
     **_attention.RULES,
     **_losses.RULES,
     **_draws.RULES,

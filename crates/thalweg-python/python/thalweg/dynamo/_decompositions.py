@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from . import _attention
+from . import _attention, _linear_algebra
 
 aten = torch.ops.aten
 
@@ -66,6 +66,7 @@ OWN = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention_on_cpu,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_on_cpu_backward,
     **_attention.OWN,
+    **_linear_algebra.OWN,
 }
 
 

@@ -64,6 +64,8 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     from ._code import Code
 
     gm = rewritten(gm) if kind == "inference" else gm
+    if kind == "backward":
+        adapter().keep_saved()
     importer = Importer(gm, adapter().is_left_out)
     description = importer.description()
     streams = importer.streams if importer.uses_streams else None

@@ -175,7 +175,8 @@ class Importer:
         values = value if isinstance(value, (list, tuple)) else [value]
         slots = [self._made.slot() for _ in values]
         # What a call writes into keeps its own strides.
-        strides = [None if writes is not None else self._strides(one) for one in values]
+        is_computed = not calls.is_view(name)
+        strides = [None if writes is not None or is_computed and _is_expanded(one) else self._strides(one) for one in values]
         forms = self._forms(node, values, strides)
         for place, slot in enumerate(slots):
             if (node, place) in self._lasting:
@@ -251,6 +252,8 @@ class Importer:
             if one.device != self.device:
                 raise PassedOn(f"a tensor is on {one.device}, and the graph on {self.device}")
             calls.constant(one.dtype)
+            if one.is_complex() and node.target in calls.OF_REAL_NUMBERS:
+                raise PassedOn("the table's operator is for real numbers")
 
     def _written(self, node):
         """Returns the slot of the tensor that a call writes."""
@@ -430,6 +433,13 @@ class Importer:
         written = [named.get(parameter.name) for parameter in schema.arguments if parameter.alias_info is not None and parameter.alias_info.is_write]
         nodes = [one for each in written for one in (each if isinstance(each, (list, tuple)) else [each]) if isinstance(one, torch.fx.Node)]
         return [self._values[one].number for one in nodes if isinstance(self._values[one], Place)]
+
+
+def _is_expanded(value):
+    """Returns whether elements of a tensor share memory, as those of a view may that is computed here, such as the conjugate of an expanded
+    tensor."""
+    sizes = zip(value.shape, value.stride()) if isinstance(value, torch.Tensor) else ()
+    return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in sizes)
 
 
 class _Hole:
