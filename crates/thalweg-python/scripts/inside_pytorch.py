@@ -213,6 +213,7 @@ def run_row(row, options, gate):
     for graph in graphs:
         for (operator, reason), count in graph.passed_on.items():
             reasons[f"{operator}: {reason}"] += count
+    row["breaks"] = sum(torch._dynamo.utils.counters["graph_break"].values())
     row |= {"graphs": len(graphs), "taken": sum(graph.taken for graph in graphs), "passed_on": sum(reasons.values()), "reasons": dict(reasons)}
 
 
@@ -299,7 +300,7 @@ def line_of(row):
         text += f"{'right' if row['right'] else 'WRONG'} {row['ours']:.1e} (eager {row['theirs']:.1e}{'' if row['right'] else ', ' + row['where']}), "
     else:
         text += f"{row['ms']} ms, host {row['host_ms']} ms, {row['peak_mib']} MiB, "
-    text += f"first {row['first_s']} s, {row['graphs']} graphs, {row['taken']} taken, {row['passed_on']} passed on"
+    text += f"first {row['first_s']} s, {row['graphs']} graphs, {row['breaks']} breaks, {row['taken']} taken, {row['passed_on']} passed on"
     return text + "".join(f"\n    {count} x {reason}" for reason, count in row["reasons"].items())
 
 

@@ -123,6 +123,20 @@ def test_scalars_of_the_cpu_are_numbers(torch, dynamo):
 
 
 @with_pytorch
+def test_constant_scalars_keep_the_digits_of_float64(torch, dynamo):
+    import as_gpu
+
+    for number in (0.1, torch.finfo(torch.float64).min, 1e-300):
+
+        def function(condition, x):
+            return torch.where(condition, x, torch.tensor(number, dtype=torch.float64))
+
+        inputs = torch.tensor([True, False]), torch.ones(2, dtype=torch.float64)
+        assert torch.equal(torch.compile(function, backend=as_gpu.backend)(*inputs), function(*inputs)), number
+    assert all(not graph.passed_on for graph in dynamo.compiled()), dynamo.compiled()
+
+
+@with_pytorch
 def test_draws_are_calls_of_the_table(torch, dynamo):
     import as_gpu
 

@@ -19,7 +19,7 @@ from ._draws import SEEDS
 from ._given import is_dense, origins, results
 from ._integers import Integers, Unknown
 from ._losses import CHECKED_CLASSES
-from ._scalars import by_dtype, in_order, is_moved, is_number_beside, moved_of, mover, number_in, tensors_of, tensors_read
+from ._scalars import by_dtype, in_order, is_moved, is_number_beside, is_wider, moved_of, mover, number_in, tensors_of, tensors_read
 from ._streams import is_of_streams, number_of, streams_of
 
 __all__ = ["Importer", "takes"]
@@ -243,7 +243,7 @@ class Importer:
     def _check_tensors(self, node, value):
         beside = {argument for argument in node.all_input_nodes if is_number_beside(argument, node, self.device)}
         self._as_tensors = {one for one in beside if self._constants.of(one) is None and is_moved(one, node)}
-        self._as_numbers = beside - self._as_tensors
+        self._as_numbers = {one for one in beside - self._as_tensors if not is_wider(one, node)}
         read_nodes = [one for one in node.all_input_nodes if one not in beside and self._constants.of(one) is None]
         read = [one for argument in read_nodes for one in tensors_of(argument.meta.get("val"))]
         for one in [*read, *tensors_of(value)]:

@@ -47,6 +47,12 @@ def is_moved(argument, node):
     return is_wide and not argument.meta["val"].dtype.is_complex
 
 
+def is_wider(argument, node):
+    """Returns whether a scalar that may be a tensor has more digits than a number keeps in a call that takes tensors alone, as `where` does."""
+    others = [one.dtype for one in _others(argument, node)]
+    return argument.meta["val"].dtype is torch.float64 and torch.float64 in others and is_moved(argument, node)
+
+
 def moved_of(graph, device):
     """Returns the scalars that become tensors of a graph's device."""
     calls = [node for node in graph.nodes if node.op == "call_function" and takes(node.target)]
