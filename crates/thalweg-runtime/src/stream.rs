@@ -316,7 +316,11 @@ impl Stream {
         self.submit_in(capture, Command::Launch(&launch), call)
     }
 
-    /// Submits a library's call, whose ranges are listed only if [`submit_launch`](Self::submit_launch) would list them.
+    /// Queues a call of a library. `list` adds the ranges of memory that it touches, and is called only where somebody reads them: the
+    /// driver, a sanitizer, or a capture; the ranges of `launch` are ignored. Asynchronous, unless the library has to prepare the call.
+    ///
+    /// # Errors
+    /// Those of the driver and of the library.
     pub fn submit_library(&self, launch: LibraryLaunch<'_>, list: impl FnOnce(&mut Accesses)) -> Result<()> {
         let mut accesses = Accesses::new();
         let capture = self.list_accesses(&mut accesses, list, launch.label)?;
