@@ -316,8 +316,8 @@ impl Stream {
         self.submit_in(capture, Command::Launch(&launch), call)
     }
 
-    /// Queues a call of a library. `list` adds the ranges of memory that it touches, and is called only where somebody reads them: the
-    /// driver, a sanitizer, or a capture; the ranges of `launch` are ignored. Asynchronous, unless the library has to prepare the call.
+    /// Queues a call of a library. `list` adds the ranges of memory that it touches, and is called only if the driver, a sanitizer or
+    /// a capture reads them; the ranges of `launch` are ignored. Asynchronous, unless the library has to prepare the call.
     ///
     /// # Errors
     /// Those of the driver and of the library.
