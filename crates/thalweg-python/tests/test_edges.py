@@ -235,3 +235,16 @@ def test_views_without_elements_begin_anywhere():
 
     for _ in range(4):
         assert [tuple(part.shape) for part in parts(th.zeros(2, 0))] == [(0,), (2, 0), (0,), (2, 0)]
+
+
+def test_isin_compares_numbers_in_the_dtype_of_the_tensor():
+    for dtype in (th.float16, th.bfloat16, th.float32, th.float64):
+        x = th.tensor([0.1, 0.2], dtype=dtype)
+        assert th.isin(x, 0.1).tolist() == (x == 0.1).tolist() == [True, False], dtype
+        assert th.isin(x, 0.1, invert=True).tolist() == [False, True], dtype
+        assert th.isin(0.1, x[:1]).item() and not th.isin(0.1, x[1:]).item(), dtype
+    assert th.isin(th.tensor([1], dtype=th.uint8), 257).tolist() == [True]
+    assert th.isin(th.tensor([1, 2]), 1.5).tolist() == [False, False]
+    for call in (lambda: th.isin(th.tensor([True]), 1), lambda: th.isin(True, th.tensor([1]))):
+        with raises(RuntimeError, "Unsupported input type encountered for isin(): Bool"):
+            call()

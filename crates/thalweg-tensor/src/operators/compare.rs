@@ -5,6 +5,8 @@ use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
+use super::advanced_index::number_beside;
+use super::view::dtype_of;
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call, over};
 use crate::tensor::{Tensor, Tensors};
@@ -57,14 +59,15 @@ operators! {
         fn isin_scalar(test_element: scalar)
         = Composite(|call| {
             let x = call.tensor(0);
-            let (number, dtype) = (call.scalar(1), super::view::dtype_of(call.scalar(1)));
-            isin(call, x, &Tensor::full(&[], number, dtype, call.device)?)
+            check_isin([dtype_of(call.scalar(1)), x.dtype()])?;
+            isin(call, x, &number_beside(call, 1, x)?)
         });
     /// Returns whether a number is among the elements.
     "isin.Scalar_Tensor(Scalar element, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"
         = Composite(|call| {
-            let (number, dtype) = (call.scalar(0), super::view::dtype_of(call.scalar(0)));
-            isin(call, &Tensor::full(&[], number, dtype, call.device)?, call.tensor(1))
+            let among = call.tensor(1);
+            check_isin([dtype_of(call.scalar(0)), among.dtype()])?;
+            isin(call, &number_beside(call, 0, among)?, among)
         });
 }
 
@@ -101,10 +104,14 @@ fn only(call: &Call<'_>, refusal: &str) -> Result<Tensor> {
     }
 }
 
+/// Refuses bools, as PyTorch does.
+fn check_isin(dtypes: [DType; 2]) -> Result<()> {
+    refuse_if!(dtypes.contains(&DType::Bool), "Unsupported input type encountered for isin(): Bool");
+    Ok(())
+}
+
 fn isin(call: &Call<'_>, x: &Tensor, among: &Tensor) -> Result<Tensors> {
-    if x.dtype() == DType::Bool && among.dtype() == DType::Bool && x.elements() > 0 && among.elements() > 0 {
-        return Err(Error::not_implemented("\"isin\" not implemented for 'Bool'"));
-    }
+    check_isin([x.dtype(), among.dtype()])?;
     let flat = among.detach().reshape(&[among.elements()])?;
     let found = match flat.elements() {
         0 => Tensor::zeros(x.shape(), DType::Bool, call.device)?,
