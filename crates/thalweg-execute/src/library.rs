@@ -32,16 +32,12 @@ impl Work<&Addresses> for Attention {
     fn queue(self, at: &Addresses, stream: &Stream, label: Label) -> Result<()> {
         let placed = Placed { kernel: self.0, at: *at };
         placed.check().map_err(|fault| Error::invalid(fault.to_string()))?;
-        let Some(mut attention) = attention_call(&self.0, at) else {
+        let Some(attention) = attention_call(&self.0, at) else {
             refuse!("attention: the library computes in 16-bit floats");
         };
-        let bytes = workspace_bytes(stream, &GpuCall::Attention(attention))?;
         let (words, host) = (placed.words(), placed.host());
-        let gpu = |workspace| {
-            attention.workspace = workspace;
-            GpuCall::Attention(attention)
-        };
-        submit_with_workspace(stream, bytes, gpu, (&host, &words), || placed.accesses(), label)
+        let gpu = |workspace| GpuCall::Attention(AttentionCall { workspace, ..attention });
+        submit(stream, gpu, (&host, &words), || placed.accesses(), label)
     }
 }
 
@@ -82,10 +78,9 @@ impl Work<[DevicePointer; 3]> for Convolution<'_> {
             most_engines: backends::cudnn::most_engines(),
             workspace: None,
         };
-        let bytes = workspace_bytes(stream, &GpuCall::Convolution(call))?;
         let host = convolution::host_function(call);
         let gpu = |workspace| GpuCall::Convolution(ConvolutionCall { workspace, ..call });
-        submit_with_workspace(stream, bytes, gpu, (&host, &[]), || convolution::accesses(&call), label)
+        submit(stream, gpu, (&host, &[]), || convolution::accesses(&call), label)
     }
 }
 
@@ -102,10 +97,9 @@ impl Work<[DevicePointer; 2]> for Fourier<'_> {
             refuse!("Fourier transform: {fault}");
         }
         let call = FourierCall { shape: *self.0, input, output, workspace: None };
-        let bytes = workspace_bytes(stream, &GpuCall::Fourier(call))?;
         let host = fourier::host_function(call);
         let gpu = |workspace| GpuCall::Fourier(FourierCall { workspace, ..call });
-        submit_with_workspace(stream, bytes, gpu, (&host, &[]), || fourier::accesses(&call), label)
+        submit(stream, gpu, (&host, &[]), || fourier::accesses(&call), label)
     }
 }
 
@@ -118,10 +112,9 @@ pub fn decompose(call: &DenseCall, stream: &Stream, label: Label) -> Result<()> 
     if let Some(fault) = call.fault() {
         refuse!("decomposition: {fault}");
     }
-    let bytes = workspace_bytes(stream, &GpuCall::Dense(call.clone()))?;
     let host = dense::host_function(call.clone());
     let gpu = |workspace| GpuCall::Dense(DenseCall { workspace, ..call.clone() });
-    submit_with_workspace(stream, bytes, gpu, (&host, &[]), || dense::accesses(call), label)
+    submit(stream, gpu, (&host, &[]), || dense::accesses(call), label)
 }
 
 /// Returns the layout of a recurrent network's weights, and the memory that its passes need.
@@ -150,10 +143,17 @@ pub fn pass_recurrent(
     submit_with_workspace(stream, memory.workspace_bytes, gpu, (&host, &[]), accesses, label)
 }
 
-/// Returns the bytes of the workspace of a call.
-fn workspace_bytes(stream: &Stream, call: &GpuCall) -> Result<u64> {
+/// Queues a call of a library with as much workspace as the library asks for.
+fn submit<A: IntoIterator<Item = Access>>(
+    stream: &Stream,
+    gpu: impl Fn(Option<(DevicePointer, u64)>) -> GpuCall,
+    host: (&Arc<dyn HostKernel>, &[u64]),
+    accesses: impl FnOnce() -> A,
+    label: Label,
+) -> Result<()> {
     let device = stream.device();
-    Ok(device.driver().library_workspace(device.index(), call)?)
+    let bytes = device.driver().library_workspace(device.index(), &gpu(None))?;
+    submit_with_workspace(stream, bytes, gpu, host, accesses, label)
 }
 
 /// Queues a call of a library with `bytes` of workspace.

@@ -104,7 +104,7 @@ impl Work<([DevicePointer; 3], MatmulEpilogue)> for ProductWith<'_> {
             }
             Some(_) => {
                 let method = (backends::precision_of(product), None);
-                library_matmul(stream, product, at, &epilogue, method, label)
+                with_epilogue(stream, product, at, &epilogue, method, label)
             }
         }
     }
@@ -215,7 +215,7 @@ pub(crate) fn matmul_by(
         return matmul_in_strips(stream, &strips, product, *operands, (precision, None), label);
     }
     if is_wide {
-        return library_matmul_into_wide(stream, product, at, (precision, algorithm), label);
+        return by_library(stream, product, operands, (precision, algorithm), label);
     }
     if let Solution::Groups(tiles) = solution
         && can_take_groups(stream, product)
@@ -238,8 +238,7 @@ pub(crate) fn matmul_by(
         return stream.launch_native(&Placed { kernel: FusedMatmul::unfused(*product), at }, label);
     }
     if has_library_for(stream, product) {
-        let epilogue = MatmulEpilogue { bias, activation: None };
-        return library_matmul(stream, product, at, &epilogue, (precision, algorithm), label);
+        return by_library(stream, product, operands, (precision, algorithm), label);
     }
     stream.launch_native(&Placed { kernel: *product, at }, label)
 }
@@ -250,16 +249,11 @@ pub(crate) fn matmul_in_strips(
     strips: &Strips,
     product: &Matmul,
     operands: Operands,
-    method: (Precision, Option<MatmulAlgorithm>),
+    method: Method,
     label: Label,
 ) -> Result<()> {
-    let multiply = |product: &Matmul, Operands { at, bias, is_wide }: Operands| {
-        if is_wide {
-            return library_matmul_into_wide(stream, product, at, method, label);
-        }
-        let epilogue = MatmulEpilogue { bias, activation: None };
-        library_matmul(stream, product, at, &epilogue, method, label)
-    };
+    let multiply =
+        |product: &Matmul, operands: Operands| by_library(stream, product, &operands, method, label);
     Call { stream, strips, product, operands, label, multiply }.queue()
 }
 
@@ -303,28 +297,17 @@ fn has_library_for(stream: &Stream, product: &Matmul) -> bool {
     has_library && element_format(product.dtype).is_some()
 }
 
-fn library_matmul(
+/// Queues a product of the library over its operands.
+fn by_library(
     stream: &Stream,
     product: &Matmul,
-    at: [DevicePointer; 3],
-    epilogue: &MatmulEpilogue,
-    method: (Precision, Option<MatmulAlgorithm>),
+    &Operands { at, bias, is_wide }: &Operands,
+    method: Method,
     label: Label,
 ) -> Result<()> {
-    let Some((placed, call)) = placed_call(product, at, *epilogue, method) else { return Ok(()) };
-    let (bytes, words) = (workspace_bytes(stream, product), library_words(&placed, epilogue));
-    let gpu = |workspace| GpuCall::Matmul(MatmulCall { workspace, ..call });
-    let accesses = || library_accesses(&placed, epilogue);
-    submit_with_workspace(stream, bytes, gpu, (host_function(), &words), accesses, label)
-}
-
-fn library_matmul_into_wide(
-    stream: &Stream,
-    product: &Matmul,
-    at: [DevicePointer; 3],
-    method: (Precision, Option<MatmulAlgorithm>),
-    label: Label,
-) -> Result<()> {
+    if !is_wide {
+        return with_epilogue(stream, product, at, &MatmulEpilogue { bias, activation: None }, method, label);
+    }
     let Some((placed, call)) = placed_call(product, at, MatmulEpilogue::default(), method) else {
         return Ok(());
     };
@@ -335,13 +318,29 @@ fn library_matmul_into_wide(
     submit_with_workspace(stream, bytes, gpu, (wide_host_function(), &words), accesses, label)
 }
 
+/// Queues a product of the library with an epilogue.
+fn with_epilogue(
+    stream: &Stream,
+    product: &Matmul,
+    at: [DevicePointer; 3],
+    epilogue: &MatmulEpilogue,
+    method: Method,
+    label: Label,
+) -> Result<()> {
+    let Some((placed, call)) = placed_call(product, at, *epilogue, method) else { return Ok(()) };
+    let (bytes, words) = (workspace_bytes(stream, product), library_words(&placed, epilogue));
+    let gpu = |workspace| GpuCall::Matmul(MatmulCall { workspace, ..call });
+    let accesses = || library_accesses(&placed, epilogue);
+    submit_with_workspace(stream, bytes, gpu, (host_function(), &words), accesses, label)
+}
+
 /// Returns a product at its addresses, and the library's call for the product, without a workspace; `None` if there is nothing to
 /// compute.
 fn placed_call(
     product: &Matmul,
     at: [DevicePointer; 3],
     epilogue: MatmulEpilogue,
-    method: (Precision, Option<MatmulAlgorithm>),
+    method: Method,
 ) -> Option<(Placed<Matmul, [DevicePointer; 3]>, MatmulCall)> {
     let placed = Placed { kernel: *product, at };
     placed.launch_shape()?;
@@ -350,6 +349,9 @@ fn placed_call(
 
 /// The format in which products are accumulated, and the allowed reductions.
 pub(crate) type Precision = (ComputeFormat, ReductionSchemes);
+
+/// The way in which the library computes a product: a precision, and an algorithm unless the library chooses.
+type Method = (Precision, Option<MatmulAlgorithm>);
 
 fn is_aligned_for_rows([a, b, _]: [DevicePointer; 3]) -> bool {
     few_rows::is_aligned(a.address(), b.address())
@@ -366,7 +368,7 @@ fn matmul_call(
     at: [DevicePointer; 3],
     epilogue: MatmulEpilogue,
     workspace: Option<(DevicePointer, u64)>,
-    ((compute, reductions), algorithm): (Precision, Option<MatmulAlgorithm>),
+    ((compute, reductions), algorithm): Method,
 ) -> Option<MatmulCall> {
     let [a, b, d] = at;
     let format = element_format(product.dtype)?;

@@ -77,6 +77,7 @@ def _load(file, device, allowed, options):
         return _objects.load(file, device, allowed, encoding)
     file.seek(0)
     if file.read(4) == b"PK\x03\x04":
+        # An archive without its end, which this refuses.
         _objects.opened(file)
     file.seek(0)
     try:

@@ -53,7 +53,11 @@ operators! {
     /// Returns which elements are among those of another tensor.
     "isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"
         fn isin(test_elements: tensor)
-        = Composite(|call| isin(call, call.tensor(0), call.tensor(1)));
+        = Composite(|call| {
+            let (x, among) = (call.tensor(0), call.tensor(1));
+            check_isin([x.dtype(), among.dtype()])?;
+            isin(call, x, among)
+        });
     /// Returns which elements are equal to a number.
     "isin.Tensor_Scalar(Tensor elements, Scalar test_element, *, bool assume_unique=False, bool invert=False) -> Tensor"
         fn isin_scalar(test_element: scalar)
@@ -111,7 +115,6 @@ fn check_isin(dtypes: [DType; 2]) -> Result<()> {
 }
 
 fn isin(call: &Call<'_>, x: &Tensor, among: &Tensor) -> Result<Tensors> {
-    check_isin([x.dtype(), among.dtype()])?;
     let flat = among.detach().reshape(&[among.elements()])?;
     let found = match flat.elements() {
         0 => Tensor::zeros(x.shape(), DType::Bool, call.device)?,
