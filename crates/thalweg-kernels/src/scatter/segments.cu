@@ -9,6 +9,7 @@
 struct arguments {
     const u32* keys;
     const u32* order;
+    const i64* through;
     const void* source;
     void* result;
     u32* next_keys;
@@ -19,6 +20,7 @@ struct arguments {
     u64 inner;
     u64 source_strides[3];
     u64 source_rows;
+    u64 through_stride;
     u64 skipped;
     u64 combine;
     u64 from_zeros;
@@ -99,8 +101,18 @@ template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ vo
                 if (keys[i] >= x.extent || keys[i] == x.skipped) {
                     keys[i] = HOLE;
                 } else if (has_column) {
-                    const u64 row = x.order == nullptr ? place : u64(x.order[place]);
-                    rows[i] = *(const vector<SOURCE, WIDTH>*)(source + row * x.source_strides[1]);
+                    u64 row = x.order == nullptr ? place : u64(x.order[place]);
+                    if (x.through != nullptr) {
+                        row = u64(x.through[row * x.through_stride]);
+                    }
+                    if (row < x.source_rows) {
+                        rows[i] = *(const vector<SOURCE, WIDTH>*)(source + row * x.source_strides[1]);
+                    } else {
+                        #pragma unroll
+                        for (u32 j = 0; j < WIDTH; ++j) {
+                            rows[i].at[j] = no_number<SOURCE>();
+                        }
+                    }
                 }
             }
             #pragma unroll

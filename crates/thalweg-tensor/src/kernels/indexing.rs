@@ -16,10 +16,11 @@ use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::sort::SortIndices;
 use thalweg_ops::Placement;
-use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_CHECK, INDEX_COPY};
+use thalweg_ops::structured::{EMBEDDING, GATHER, GATHER_REPORTED, INDEX_CHECK, INDEX_COPY};
 use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::deferred::{self, GatheredRows};
 use crate::destination::for_kernel_over;
 use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Argument, Arguments, Call, built_in, call};
@@ -46,17 +47,27 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let ([embeddings, features], indices) = sizes(&weight, call.tensors[1])?;
     let shape: Shape = call.tensors[1].shape().iter().copied().chain([features]).collect();
     let result = call.new_result(&shape, weight.dtype())?;
-    let placements =
-        [Placement::Gathered(weight.elements() as u64), strided(&[1, 0], &[]), strided(&[features, 1], &[])];
+    let placements = [
+        Placement::Gathered(weight.elements() as u64),
+        strided(&[1, 0], &[]),
+        strided(&[0, 1], &[]),
+        strided(&[features, 1], &[]),
+    ];
     let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(0));
     let sizes = [1, embeddings, indices.elements(), features];
+    if may_wait(&result) {
+        let index = indices.reshape(&[1, indices.elements(), 1])?;
+        let index = index.expand(&[1, indices.elements(), features])?;
+        gather_later((&weight, &index), &result, sizes, call.label)?;
+        return Ok(SmallVec::from_elem(result, 1));
+    }
     if copy_rows(&weight, (&indices, 1), &result, sizes, call.label)? {
         return Ok(SmallVec::from_elem(result, 1));
     }
     launch_placed(
         &EMBEDDING,
         (&[indices.elements(), features], &[]),
-        (&[&weight, &indices], from_ref(&result)),
+        (&[&weight, &indices, &weight], from_ref(&result)),
         placements.into_iter().collect(),
         &[embeddings as u64, features as u64],
         call.label,
@@ -132,17 +143,10 @@ fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 
 pub(crate) fn index_check(call: &Call<'_>) -> Result<Tensors> {
     let index = call.tensor(0);
     refuse_if!(index.dtype() != DType::I64, "the indices are {}, not int64", index.dtype());
-    let result = call.new_empty(&[1], DType::I64)?;
-    if index.elements() > 0 {
-        launch_placed(
-            &INDEX_CHECK,
-            (index.shape(), &[]),
-            (&[index], from_ref(&result)),
-            [strided(index.layout().strides(), &[]), Placement::Gathered(1)].into_iter().collect(),
-            &[call.int(1) as u64, call.int(2) as u64],
-            call.label,
-        )?;
-    }
+    let result = match index.elements() {
+        0 => call.new_empty(&[1], DType::I64)?,
+        _ => check_indices(index, [call.int(1) as u64, call.int(2) as u64], call.label)?,
+    };
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -152,8 +156,12 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     let [_, extent, inner] = three(&source)?;
     let rows = check_index(three(&source)?, index)?;
     let result = call.new_result(&rows, source.dtype())?;
-    let stride = stride_of_rows(index);
     let sizes = [rows[0], extent, rows[1], inner];
+    if may_wait(&result) {
+        gather_later((&source, index), &result, sizes, call.label)?;
+        return Ok(SmallVec::from_elem(result, 1));
+    }
+    let stride = stride_of_rows(index);
     let is_copied = match stride {
         Some(stride) => copy_rows(&source, (index, stride), &result, sizes, call.label)?,
         None => false,
@@ -162,18 +170,70 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
         let placements = [
             Placement::Gathered(source.elements() as u64),
             strided(index.layout().strides(), &[]),
+            strided(&[extent * inner, 0, 1], &[]),
             strided(result.layout().strides(), &[]),
         ];
         launch_placed(
             &GATHER,
             (&rows, &[]),
-            (&[&source, index], from_ref(&result)),
+            (&[&source, index, &source], from_ref(&result)),
             placements.into_iter().collect(),
             &[extent as u64, inner as u64],
             call.label,
         )?;
     }
     Ok(SmallVec::from_elem(result, 1))
+}
+
+/// Returns whether a loop that gathers a result may wait, for which another kernel checks the indices.
+fn may_wait(result: &Tensor) -> bool {
+    result.elements() > 0
+        && deferred::is_on()
+        && deferred::is_large((result.elements() * result.dtype().size_bytes()) as u64)
+}
+
+/// Gathers the elements of a contiguous source at indices (outer, count, inner) by a loop that may wait.
+fn gather_later(
+    (source, index): (&Tensor, &Tensor),
+    result: &Tensor,
+    [outer, extent, count, inner]: [usize; 4],
+    label: Label,
+) -> Result<()> {
+    if OutOfRangeReport::is_wanted() {
+        let list = match stride_of_rows(index) {
+            Some(_) => index.narrow(0, 0, 1)?.narrow(2, 0, 1)?,
+            None => index.clone(),
+        };
+        check_indices(&list, [extent as u64, 0], label)?;
+    }
+    let placements = [
+        Placement::Gathered(source.elements() as u64),
+        strided(index.layout().strides(), &[]),
+        strided(&[extent * inner, 0, 1], &[]),
+        strided(&[count * inner, inner, 1], &[]),
+    ];
+    launch_placed(
+        &GATHER_REPORTED,
+        (&[outer, count, inner], &[]),
+        (&[source, index, source], from_ref(result)),
+        placements.into_iter().collect(),
+        &[extent as u64, inner as u64],
+        label,
+    )
+}
+
+/// Reports indices that are not from 0 on below the first number, and not the second.
+fn check_indices(index: &Tensor, numbers: [u64; 2], label: Label) -> Result<Tensor> {
+    let result = Tensor::empty_on(&[1], DType::I64, &index.device().current_stream(), label)?;
+    launch_placed(
+        &INDEX_CHECK,
+        (index.shape(), &[]),
+        (&[index], from_ref(&result)),
+        [strided(index.layout().strides(), &[]), Placement::Gathered(1)].into_iter().collect(),
+        &numbers,
+        label,
+    )?;
+    Ok(result)
 }
 
 /// Copies the rows of a contiguous (outer, extent, inner) at a list of indices with this stride, to (outer, count, inner).
@@ -377,6 +437,7 @@ impl Scatter<'_> {
             sizes,
             source_strides: strides(source),
             source_rows: sizes[2],
+            through_stride: 0,
             skipped: u64::MAX,
             combine: self.combine,
             from_zeros: false,
@@ -464,7 +525,30 @@ fn combine_rows(
         return launch(few, [index, source, result], label);
     }
     let (keys, order) = sorted((index, stride), [count, limit], label)?;
-    combine_sorted(kernel, [&keys, &order, source, result], label)
+    let Some(GatheredRows { table, index: through }) = gathered_rows(source) else {
+        return combine_sorted(kernel, [&keys, &order, source, result], None, label);
+    };
+    let [outer, extent, inner] = three(&table)?.map(|size| size as u64);
+    debug_assert_eq!(
+        [outer, inner],
+        [kernel.sizes[0], kernel.sizes[3]],
+        "rows that are gathered keep their size"
+    );
+    let kernel = Segments {
+        source_strides: strides(&table),
+        source_rows: extent,
+        through_stride: through.layout().strides()[0] as u64,
+        ..kernel
+    };
+    combine_sorted(kernel, [&keys, &order, &table, result], Some(&through), label)
+}
+
+/// Returns where the rows of a source come from, if they are not gathered yet.
+fn gathered_rows(source: &Tensor) -> Option<GatheredRows> {
+    match source.rank() {
+        2 => GatheredRows::of(&source.unsqueeze(0).ok()?),
+        _ => GatheredRows::of(source),
+    }
 }
 
 /// Returns indices with this stride in their order, and the place that each had (both 32 bits).
@@ -480,10 +564,11 @@ fn sorted(
 }
 
 /// Combines rows with those of a result: sorted keys (32 bits), the row of the source of each key (32 bits), the source, and the
-/// result.
+/// result. The rows may be read through a list.
 fn combine_sorted(
     mut kernel: Segments,
     [keys, order, source, result]: [&Tensor; 4],
+    mut through: Option<&Tensor>,
     label: Label,
 ) -> Result<()> {
     let stream = source.device().current_stream();
@@ -499,7 +584,7 @@ fn combine_sorted(
         let [keys_at, source_at, result_at] = [&keys, &source, result].map(Some);
         launch(
             kernel,
-            [keys_at, order.take().as_ref(), source_at, result_at, next_at[0], next_at[1]],
+            [keys_at, order.take().as_ref(), through.take(), source_at, result_at, next_at[0], next_at[1]],
             label,
         )?;
         let Some(next) = next else { return Ok(()) };
@@ -526,6 +611,7 @@ pub(crate) fn embedding_gradient(
         sizes: [1, rows, count, columns],
         source_strides: [count * columns, columns, 1],
         source_rows: count,
+        through_stride: 0,
         skipped: u64::try_from(padding).unwrap_or(u64::MAX),
         combine: Combine::Sum,
         from_zeros: true,
