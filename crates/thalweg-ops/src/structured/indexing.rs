@@ -36,22 +36,6 @@ fn checked<'b>(b: &'b BodyBuilder, index: Value<'b>, extent: Value<'b>) -> Value
     fits
 }
 
-/// The rows of a weight at indices. Rows: index, feature. Inputs: the weight (gathered), the indices, and the weight's first row.
-pub static EMBEDDING: LoopOp = indexing(
-    "embedding",
-    "The rows of a weight at indices; NaN where an index is out of range.",
-    3,
-    &["embeddings", "features"],
-    |b, signature| {
-        let weight = b.gathered_input(signature.inputs[0]);
-        let index = b.input(DType::I64);
-        let [embeddings, features] = [0; 2].map(|_| scalar(b, DType::I64));
-        let place = b.place(signature.inputs[0]) + index * features;
-        let value = b.gather(weight, place, checked(b, index, embeddings), Scalar::F64(f64::NAN));
-        b.output(value, signature.outputs[0], OutputPlace::Row);
-    },
-);
-
 /// The elements at indices of one dimension. Rows: outer, index number, inner. Inputs: a contiguous source (outer, extent,
 /// inner), gathered; the indices; and the source at index 0.
 pub static GATHER: LoopOp = indexing(

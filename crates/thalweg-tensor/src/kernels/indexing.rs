@@ -5,7 +5,6 @@ use std::slice::from_ref;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Shape};
-use thalweg_kernels::gather::GatherRows;
 use thalweg_kernels::scatter::atomic::ScatterAtomic;
 use thalweg_kernels::scatter::few::ScatterFew;
 use thalweg_kernels::scatter::last::LastIndices;
@@ -16,7 +15,7 @@ use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::sort::SortIndices;
 use thalweg_ops::Placement;
-use thalweg_ops::structured::{EMBEDDING, GATHER, GATHER_REPORTED, INDEX_CHECK, INDEX_COPY};
+use thalweg_ops::structured::{GATHER, GATHER_REPORTED, INDEX_CHECK, INDEX_COPY};
 use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
@@ -47,31 +46,10 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let ([embeddings, features], indices) = sizes(&weight, call.tensors[1])?;
     let shape: Shape = call.tensors[1].shape().iter().copied().chain([features]).collect();
     let result = call.new_result(&shape, weight.dtype())?;
-    let placements = [
-        Placement::Gathered(weight.elements() as u64),
-        strided(&[1, 0], &[]),
-        strided(&[0, 1], &[]),
-        strided(&[features, 1], &[]),
-    ];
     let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(0));
-    let sizes = [1, embeddings, indices.elements(), features];
-    if may_wait(&result) {
-        let index = indices.reshape(&[1, indices.elements(), 1])?;
-        let index = index.expand(&[1, indices.elements(), features])?;
-        gather_later((&weight, &index), &result, sizes, call.label)?;
-        return Ok(SmallVec::from_elem(result, 1));
-    }
-    if copy_rows(&weight, (&indices, 1), &result, sizes, call.label)? {
-        return Ok(SmallVec::from_elem(result, 1));
-    }
-    launch_placed(
-        &EMBEDDING,
-        (&[indices.elements(), features], &[]),
-        (&[&weight, &indices, &weight], from_ref(&result)),
-        placements.into_iter().collect(),
-        &[embeddings as u64, features as u64],
-        call.label,
-    )?;
+    let count = indices.elements();
+    let index = indices.reshape(&[1, count, 1])?.expand(&[1, count, features])?;
+    gather_into((&weight, &index), &result, [1, embeddings, count, features], call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -156,50 +134,28 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     let [_, extent, inner] = three(&source)?;
     let rows = check_index(three(&source)?, index)?;
     let result = call.new_result(&rows, source.dtype())?;
-    let sizes = [rows[0], extent, rows[1], inner];
-    if may_wait(&result) {
-        gather_later((&source, index), &result, sizes, call.label)?;
-        return Ok(SmallVec::from_elem(result, 1));
-    }
-    let stride = stride_of_rows(index);
-    let is_copied = match stride {
-        Some(stride) => copy_rows(&source, (index, stride), &result, sizes, call.label)?,
-        None => false,
-    };
-    if result.elements() > 0 && !is_copied {
-        let placements = [
-            Placement::Gathered(source.elements() as u64),
-            strided(index.layout().strides(), &[]),
-            strided(&[extent * inner, 0, 1], &[]),
-            strided(result.layout().strides(), &[]),
-        ];
-        launch_placed(
-            &GATHER,
-            (&rows, &[]),
-            (&[&source, index, &source], from_ref(&result)),
-            placements.into_iter().collect(),
-            &[extent as u64, inner as u64],
-            call.label,
-        )?;
-    }
+    gather_into((&source, index), &result, [rows[0], extent, rows[1], inner], call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
 /// Returns whether a loop that gathers a result may wait, for which another kernel checks the indices.
 fn may_wait(result: &Tensor) -> bool {
-    result.elements() > 0
-        && deferred::is_on()
-        && deferred::is_large((result.elements() * result.dtype().size_bytes()) as u64)
+    deferred::is_on() && deferred::is_large((result.elements() * result.dtype().size_bytes()) as u64)
 }
 
-/// Gathers the elements of a contiguous source at indices (outer, count, inner) by a loop that may wait.
-fn gather_later(
+/// Gathers the elements of a contiguous source (outer, extent, inner) at indices (outer, count, inner), by a loop that may wait if the
+/// result is large.
+fn gather_into(
     (source, index): (&Tensor, &Tensor),
     result: &Tensor,
     [outer, extent, count, inner]: [usize; 4],
     label: Label,
 ) -> Result<()> {
-    if OutOfRangeReport::is_wanted() {
+    if result.elements() == 0 {
+        return Ok(());
+    }
+    let waits = may_wait(result);
+    if waits && OutOfRangeReport::is_wanted() {
         let list = match stride_of_rows(index) {
             Some(_) => index.narrow(0, 0, 1)?.narrow(2, 0, 1)?,
             None => index.clone(),
@@ -213,7 +169,7 @@ fn gather_later(
         strided(&[count * inner, inner, 1], &[]),
     ];
     launch_placed(
-        &GATHER_REPORTED,
+        if waits { &GATHER_REPORTED } else { &GATHER },
         (&[outer, count, inner], &[]),
         (&[source, index, source], from_ref(result)),
         placements.into_iter().collect(),
@@ -234,30 +190,6 @@ fn check_indices(index: &Tensor, numbers: [u64; 2], label: Label) -> Result<Tens
         label,
     )?;
     Ok(result)
-}
-
-/// Copies the rows of a contiguous (outer, extent, inner) at a list of indices with this stride, to (outer, count, inner).
-/// Returns false if the rows do not consist of complete vectors.
-fn copy_rows(
-    source: &Tensor,
-    (index, index_stride): (&Tensor, u64),
-    result: &Tensor,
-    sizes: [usize; 4],
-    label: Label,
-) -> Result<bool> {
-    let [outer, extent, count, inner] = sizes.map(|size| size as u64);
-    let row_bytes = inner * source.dtype().size_bytes() as u64;
-    let Some(fill) = GatherRows::fill_of(source.dtype()) else { return Ok(false) };
-    if extent == 0
-        || result.elements() == 0
-        || !GatherRows::takes(row_bytes, [source, result].map(Tensor::pointer))
-    {
-        return Ok(false);
-    }
-    let vectors = GatherRows::vectors_of(outer * count * row_bytes);
-    let kernel = GatherRows { sizes: [outer, extent, count, row_bytes], index_stride, fill, vectors };
-    launch(kernel, [source, index, result], label)?;
-    Ok(true)
 }
 
 /// Returns the stride of indices (outer, count, inner) if all elements of a row share an index.

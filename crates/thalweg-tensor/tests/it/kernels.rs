@@ -116,7 +116,6 @@ fn named_spaces(operator: &LoopOp) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
         (Space::Coordinates, "arange" | "bernoulli") => {
             vec![(vec![100], vec![], false)]
         }
-        (Space::Coordinates, "embedding") => vec![(vec![9, 64], vec![], false)],
         (Space::Coordinates, "nll_loss" | "nll_loss_weighted") => {
             vec![(vec![9, 4], vec![], false)]
         }
@@ -144,7 +143,7 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
             "bernoulli" => vec![DType::I64; 2],
             "index_check" => vec![DType::I64],
             "index_copy" => vec![dtype, DType::I64],
-            "embedding" | "gather" | "gather_reported" => vec![dtype, DType::I64, dtype],
+            "gather" | "gather_reported" => vec![dtype, DType::I64, dtype],
             "layer_norm_backward" => vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype],
             "layer_norm_backward_add" | "add_layer_norm_backward" => {
                 vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype, dtype]
