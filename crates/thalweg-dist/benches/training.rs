@@ -194,7 +194,7 @@ fn report(name: &str, options: &Options, group: &ProcessGroup, ms: f64) {
     }
 }
 
-/// Says on stderr that a phase is over, and what memory the rank has then.
+/// Prints to standard error that a phase is over, with the memory that the rank has reserved.
 fn reached(options: &Options, group: &ProcessGroup, phase: &str) {
     if let Some(begin) = options.progress {
         let device = group.device();

@@ -129,8 +129,8 @@ fn spans(recording: &Recording, driver: &dyn Driver, recorded: &[Recorded]) -> R
     answer.map(|()| spans)
 }
 
-/// Returns a completed event, and the latest time at which it can have completed, in nanoseconds. The host sees each of several
-/// events late; the one that it sees with the smallest delay bounds the delays of the others.
+/// Returns a completed event, and the latest time at which it can have completed, in nanoseconds. The host notices each of several
+/// events late; the one that it notices with the smallest delay bounds the delays of the others.
 fn anchor(recording: &Recording, driver: &dyn Driver, device: u32) -> Result<(EventHandle, u64)> {
     driver.device_synchronize(device)?;
     let stream = driver.default_stream(device)?;

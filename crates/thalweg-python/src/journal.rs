@@ -36,7 +36,7 @@ pub struct Made {
     pub maker: Maker,
 }
 
-/// An object of the front end, as a part of what is known of a call.
+/// A reference to an object of the front end, as far as it is known in a call.
 pub enum Known {
     Tensor(Source),
     View {

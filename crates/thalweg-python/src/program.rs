@@ -44,7 +44,7 @@ struct Program {
     /// Whether a slot's object of the front end is needed after its value of ours was made.
     is_kept: Vec<bool>,
     device: Device,
-    /// The way to and from tensors of the front end; `None` if they are ours.
+    /// The conversions from and to tensors of the front end; `None` if the caller passes our tensors.
     exchange: Option<Exchange>,
     /// The recorded calls; `None` if calls cannot be repeated.
     repeats: Option<Repeats>,

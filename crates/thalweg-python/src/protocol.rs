@@ -93,7 +93,8 @@ fn operand<'py>(
     }
 }
 
-/// Returns an integer of 64 bits without a sign as the number that PyTorch computes with: beside integers one with the same bits.
+/// Returns an unsigned integer of 64 bits as the signed number that PyTorch computes with: in arithmetic with integers, the one with
+/// the same bits.
 fn wide_operand<'py>(
     tensor: &Bound<'py, PyTensor>,
     value: &Bound<'py, PyAny>,

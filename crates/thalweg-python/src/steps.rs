@@ -63,7 +63,7 @@ pub struct CallResult {
     strides: Option<Vec<Integer>>,
     /// The sizes and the dtype, where the results of the call may be written into given memory.
     form: Option<(Vec<Integer>, DType)>,
-    /// Whether it is written into memory of the front end, since a result of the program is it, or a view of it.
+    /// Whether it is written into memory of the front end, because a result of the program is this value or a view of it.
     is_given: bool,
 }
 
@@ -98,7 +98,7 @@ pub enum Action {
     Call(Call),
     /// A computation with integers, and the slot of its result.
     Integer(Arithmetic, Vec<Integer>, usize),
-    /// The use of the tensors of these slots on the current stream, which is another one than that of their memory.
+    /// The use of the tensors in these slots on the current stream, which is not the stream of their memory.
     Record(Vec<usize>),
     /// A function of the front end, with the slots of its arguments and of its results. If `is_one`, the function
     /// returns one value. `changes` has the slots of the tensors that it writes.
@@ -365,7 +365,8 @@ impl Call {
         Ok(memory.iter().cloned().map(Value::Tensor).collect())
     }
 
-    /// Returns tensors for the numbers that are in the places of tensors, as PyTorch makes them beside the first tensor.
+    /// Returns tensors for the numbers that were passed in the places of tensors, with the dtype and device that PyTorch would give
+    /// them next to the first tensor.
     fn numbers_as_tensors(&self, ours: &[Option<Value>]) -> thalweg::Result<SmallVec<[(usize, Tensor); 1]>> {
         let value_of = |operand: &Operand| match operand {
             Operand::Constant(value) => Ok(value.clone()),

@@ -225,7 +225,7 @@ fn for_kernel(layout: &Layout, device: &Device, dtype: DType) -> Option<Tensor> 
 }
 
 /// Takes the offer whose memory a contiguous tensor is, if the kernel may overwrite the elements that it reads. The tensor may have
-/// another shape than the offer.
+/// a different shape than the offer.
 fn consumed(x: &Tensor) -> Option<Tensor> {
     if !x.is_contiguous() {
         return None;

@@ -66,7 +66,7 @@ pub type Tensors = SmallVec<[Tensor; 2]>;
 /// |---|---|
 /// | make one | [`zeros`](Self::zeros), [`ones`](Self::ones), [`full`](Self::full), [`empty`](Self::empty), [`arange`](Self::arange), [`rand`](Self::rand), [`randn`](Self::randn), [`from_slice`](Self::from_slice) |
 /// | inspect it | [`shape`](Self::shape), [`dtype`](Self::dtype), [`device`](Self::device), [`layout`](Self::layout), [`is_contiguous`](Self::is_contiguous) |
-/// | view it in another way | [`reshape`](Self::reshape), [`transpose`](Self::transpose), [`narrow`](Self::narrow), [`i`](Self::i), [`expand`](Self::expand), [`unsqueeze`](Self::unsqueeze) |
+/// | view it in a different way | [`reshape`](Self::reshape), [`transpose`](Self::transpose), [`narrow`](Self::narrow), [`i`](Self::i), [`expand`](Self::expand), [`unsqueeze`](Self::unsqueeze) |
 /// | compute | [`add`](Self::add), [`exp`](Self::exp), [`matmul`](Self::matmul), [`softmax`](Self::softmax), [`topk`](Self::topk), [`einsum`](Self::einsum), … |
 /// | reduce | [`sum`](Self::sum), [`mean`](Self::mean), [`argmax`](Self::argmax), [`quantile`](Self::quantile), [`allclose`](Self::allclose) |
 /// | write in place | [`add_`](Self::add_), [`fill_`](Self::fill_), [`copy_`](Self::copy_), [`assign`](Self::assign) |

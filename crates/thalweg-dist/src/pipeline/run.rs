@@ -114,7 +114,7 @@ impl<'p, 'm> Run<'p, 'm> {
         self.inputs.insert(microbatch, input);
     }
 
-    /// Takes the messages that were sent.
+    /// Removes and returns the messages that have been sent.
     pub(super) fn take_sent(&mut self) -> Vec<Work> {
         std::mem::take(&mut self.sent)
     }
@@ -304,7 +304,7 @@ impl<'p, 'm> Run<'p, 'm> {
         arrival.ready()
     }
 
-    /// Passes a tensor to another stage: at once if that is on this rank, otherwise with the row's send action.
+    /// Passes a tensor to another stage: immediately if that is on this rank, otherwise by the send action of the row.
     fn leave(&mut self, place: Place, to: usize, tensor: Tensor) {
         let (stage, microbatch, is_forward) = place;
         let rank_of = &self.pipeline.rank_of;

@@ -1,4 +1,4 @@
-//! Collectives of bytes, and mistakes in them.
+//! Collectives of bytes, and mistakes in their use.
 
 use thalweg_dist::{ProcessGroup, run_ranks, simulated_devices};
 use thalweg_runtime::{Error, Result};

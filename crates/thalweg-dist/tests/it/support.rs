@@ -11,7 +11,7 @@ use thalweg_tensor::Tensor;
 
 pub use crate::gate::Gate;
 
-/// A program of one rank under a check.
+/// A program that each rank runs, with its group and a seed.
 pub type RankProgram = fn(&ProcessGroup, u64) -> Result<()>;
 
 /// Runs a program on `ranks` ranks, one thread each, under seeds and the race checker. The program gets its seed.
@@ -128,7 +128,7 @@ pub fn bytes(values: &[f32]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
-/// A folder for one test's files, which goes with it.
+/// A folder for the files of one test, which is deleted at its end.
 pub struct Folder(pub std::path::PathBuf);
 
 impl Folder {

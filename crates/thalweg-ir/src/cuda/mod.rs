@@ -9,7 +9,7 @@
 //!   consecutive elements with loads and stores of up to 16 bytes, then the rest one by one.
 //! - **Strided points.** Points with coordinates: the linear index is divided once by each extent. Vectors run along the last
 //!   dimension, in which some inputs may repeat one element.
-//! - **Tiles.** Strided points where inputs are contiguous in another dimension than outputs ([`Class::transposed`]): a block reads a
+//! - **Tiles.** Strided points where inputs are contiguous in a different dimension than outputs ([`Class::transposed`]): a block reads a
 //!   tile along one dimension and writes it along the other.
 //! - **Rows.** A body with reductions. [`Class::threads_of_a_row`] threads work on a row: one thread, part of a warp, a warp, or
 //!   a block. If the points fit into their registers, the row is [`held`](Class::held): read once, as vectors. If they do not,

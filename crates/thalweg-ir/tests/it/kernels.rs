@@ -252,7 +252,7 @@ pub fn cross_entropy(dtype: DType) -> Body {
     builder.finish()
 }
 
-/// Every primitive, cast, reduction and class variant.
+/// All kernels: every primitive, cast, reduction and class variant.
 pub fn all_kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for dtype in compute_dtypes() {

@@ -75,11 +75,12 @@ pub fn case(choices: &[u32]) -> Case {
     case
 }
 
-/// Two cases over one space, of which the second may read what the first one reads or writes.
+/// Two cases over one space. The second may read the operands or the results of the first.
 pub struct Pair {
     pub first: Case,
     pub second: Case,
-    /// The operand of the first case that an input of the second one is, if any: its inputs, then its outputs.
+    /// For each input of the second case, the operand of the first case that it is, if any. Operands are numbered by inputs first,
+    /// then outputs.
     pub shared: Vec<Option<usize>>,
     /// The outputs of the first case that are read afterwards, too.
     pub kept: Vec<bool>,

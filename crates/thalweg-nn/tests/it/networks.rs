@@ -328,7 +328,7 @@ fn cross_entropy_takes_classes_anywhere_and_alone() {
 /// The number that is added to the score of a batch, a query and a key.
 type Mask = Box<dyn Fn(usize, usize, usize) -> f64>;
 
-/// Attention by its definition: `seen` returns the number with which a score is masked.
+/// Computes attention by its definition: `seen` returns the number that is added to a score.
 fn attention(
     q: &[f64],
     k: &[f64],

@@ -116,7 +116,7 @@ fn widest<'a>(
     vector as u8
 }
 
-/// Returns the class of tiles, if inputs are contiguous in another dimension than the outputs, which are contiguous in the last.
+/// Returns the class of tiles, if inputs are contiguous in a different dimension than the outputs, which are contiguous in the last.
 pub(super) fn transposed_class(
     body: &Body,
     geometry: &Geometry,

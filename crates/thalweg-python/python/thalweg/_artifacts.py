@@ -40,7 +40,8 @@ def save():
 
 
 def load(serialized):
-    """Keeps the kernels of bytes; returns their names, or None if kernels are not kept here or the bytes are not of `save`."""
+    """Stores the kernels that the bytes contain. Returns their names, or None if kernels are not stored here or `save`
+    did not write the bytes."""
     folder = _folder()
     if folder is None:
         return None

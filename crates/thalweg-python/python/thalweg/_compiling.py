@@ -48,8 +48,8 @@ def _in_region(begin, function):
 
 
 def compiled(function, captures=False, fullgraph=False, tunes=False, adaptive=True):
-    """Returns the function with its loops fused, its calls captured as graphs, and its products tuned, if that is requested. If it is `adaptive`,
-    it runs as it is written where that is faster."""
+    """Returns the function with its loops fused and, if requested, its calls captured as graphs and its products tuned.
+    If it is `adaptive`, it runs uncompiled where that is faster."""
     original, function = function, _tuned(function) if tunes else function
     inside = _in_region(_core._begin_compiled, function)
     if captures:

@@ -289,7 +289,7 @@ _GIVEN = {
 
 
 def _probed(own):
-    """Returns the names by which libraries ask a module of PyTorch's inside what runs around a call."""
+    """Returns the names of an internal module of PyTorch by which libraries query what a call is made inside of."""
     from ._probes import NAMES
     return NAMES.get(own, {})
 

@@ -1,4 +1,4 @@
-"""Names of PyTorch's inside that libraries import. A module looks here for a name that it does not have."""
+"""Names from PyTorch's internals that libraries import. A module looks here for a name that it does not have."""
 
 import collections
 import copy

@@ -1,5 +1,6 @@
-"""Names of PyTorch's inside by which libraries ask what runs around a call: a recording of a graph, a map, a mode. Nothing records or replaces operators from
-below here, so that most answers are constants. Also marks and settings without effect, which programs call at their start."""
+"""Names from PyTorch's internals by which libraries query whether a call is made inside of a recorded graph, a map or a
+mode. Nothing here records or replaces operators, so that most answers are constants. Also marks and settings without
+effect, which programs call at their start."""
 
 import contextlib
 

@@ -1,5 +1,5 @@
-"""The check whether a replay of a function's work may take the place of a call: of the values that the function reads besides its
-arguments, and of its effects."""
+"""The check whether a replay may replace a call of a function: whether the values that the function reads besides its
+arguments are unchanged, and whether it has effects."""
 
 import builtins
 import dis
@@ -186,7 +186,7 @@ class Watch:
             self._attribute(space, word, word)
 
     def reach_contents(self, frame, outside):
-        """Lists what a function that is called inside of a frame reads by its cells, unless it was reached in another way."""
+        """Lists what a function that is called inside of a frame reads by its cells, unless it was reached in a different way."""
         if id(frame.f_code) not in self._entered and not _is_standard(frame.f_code.co_filename):
             self._entered.add(id(frame.f_code))
             own = frame.f_locals

@@ -346,7 +346,7 @@ class Library:
 
 @contextlib.contextmanager
 def _scoped_library(*args, **kwargs):
-    """A region with a group of operators, which are gone after it."""
+    """A region with a group of operators, which are removed at its end."""
     made = Library(*args, **kwargs)
     try:
         yield made
@@ -355,8 +355,8 @@ def _scoped_library(*args, **kwargs):
 
 
 def define(qualname, schema=None, *, lib=None, tags=()):
-    """Defines an operator by its name and schema, or decorates the function that computes it. With a `Library` in the place of the name, the operator is
-    one of its namespace, and the function that is decorated computes it."""
+    """Defines an operator by its name and schema, or decorates the function that computes it. With a `Library` instead
+    of a name, the operator belongs to its namespace, and the decorated function computes it."""
     if isinstance(qualname, Library):
         name = qualname.define(schema, tags=tags)
         return lambda function: (qualname.impl(name, function, "CompositeExplicitAutograd"), function)[1]
@@ -391,7 +391,7 @@ class _Context:
 
 
 def get_ctx():
-    """Returns what a function that computes shapes may ask for."""
+    """Returns the object that a function which computes shapes may query."""
     return _Context()
 
 

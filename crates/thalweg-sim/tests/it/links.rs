@@ -1,4 +1,4 @@
-//! Links that take time, and links that stall.
+//! Machines on which links between ranks take time, or stop.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn message(world: &World<SimDriver>, from: u32, to: u32) -> [Collective; 2] {
     ]
 }
 
-/// Writes numbers to the ranks' memory, sums them, and returns the sums.
+/// Writes numbers to the memory of all ranks, sums them by a collective, and returns the sums.
 fn give(world: &World<SimDriver>) -> Vec<u8> {
     let inputs: Vec<Vec<f64>> = (0..RANKS).map(|rank| values(rank, 4, 3)).collect();
     for (rank, input) in inputs.iter().enumerate() {

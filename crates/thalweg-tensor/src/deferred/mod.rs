@@ -149,7 +149,7 @@ fn queue_at_end() -> Result<()> {
     again::forget_saved(&window, true);
     await_commands(&window);
     ENDS.set(true);
-    let queued = queue_deferred(Label::here("end of a compiled region"));
+    let queued = queue_deferred(Label::here("the end of a compiled region"));
     ENDS.set(false);
     queued
 }

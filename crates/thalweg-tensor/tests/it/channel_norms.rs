@@ -33,7 +33,7 @@ fn of(tensor: &Tensor) -> Value {
     Value::Tensor(tensor.clone())
 }
 
-/// Returns a random tensor, with the channels last if requested.
+/// Returns a random tensor, in channels-last layout if requested.
 fn input(shape: &[usize], is_last: bool, dtype: DType) -> Tensor {
     let x = random(shape, 3).mul_scalar(2.0).unwrap().add_scalar(1.0).unwrap().to_dtype(dtype).unwrap();
     if !is_last {

@@ -169,7 +169,7 @@ fn autocast_is_as_it_was() {
     assert_eq!(plain, outcome(|inputs| autocast(DType::Bf16, || checkpoint(product, inputs))));
 }
 
-/// A function that does one thing when it first runs, and another later.
+/// Returns a function that does one thing in its first call, and another in later calls.
 fn changing(
     first: fn(&Tensor) -> Result<Tensor>,
     later: fn(&Tensor) -> Result<Tensor>,

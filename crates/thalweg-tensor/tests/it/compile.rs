@@ -1,4 +1,4 @@
-//! Compiled functions: what becomes one kernel, and that nothing notices it.
+//! Compiled functions: which loops become one kernel, and that results stay the same.
 
 use thalweg_ir::DType;
 use thalweg_runtime::sim::Check;

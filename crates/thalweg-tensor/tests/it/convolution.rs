@@ -7,7 +7,7 @@ use thalweg_tensor::dispatch::{Argument, Ints, find_operator};
 
 use crate::support::{assert_close, device, random, values};
 
-/// Sizes of input and weight, stride, padding, dilation and groups.
+/// Returns a tensor of images in channels-last layout that is a view of some channels of wider images.
 type Case = (&'static [usize], &'static [usize], [&'static [i64]; 3], i64);
 
 const CASES: [Case; 9] = [
@@ -72,7 +72,7 @@ fn by_products([input, weight]: [&Tensor; 2], case: &Case) -> Result<Tensor> {
     Ok(find_operator("convolution")?.call(&arguments, None, Label::here("convolution"))?.swap_remove(0))
 }
 
-/// Numbers that a dtype represents exactly.
+/// Returns numbers that a dtype represents exactly, as a tensor of that dtype.
 fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap()
 }

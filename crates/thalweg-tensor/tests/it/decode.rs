@@ -16,7 +16,7 @@ use crate::support::{assert_close, close, device, random, values};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// Numbers that a dtype represents exactly, in that dtype.
+/// Returns numbers that a dtype represents exactly, as a tensor of that dtype.
 fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap()
 }
@@ -176,10 +176,10 @@ fn a_norm_before_a_layer_with_gradients_is_the_two_operators() {
     assert!(refused.is_invalid_argument(), "{refused}");
 }
 
-/// Whether the query of an item's head sees a key.
+/// A function that returns whether the query of an item's head may attend to a key.
 type Counts = fn(usize, usize, usize) -> bool;
 
-/// Returns attention of one query per head from values; `counts` returns whether a head's query sees a key.
+/// Returns attention of one query per head, computed from values; `counts` returns whether a head's query may attend to a key.
 fn one_query(tensors: [&Tensor; 3], scale: f64, counts: impl Fn(usize, usize, usize) -> bool) -> Vec<f64> {
     let [q, k, v] = tensors.map(values);
     let [&[batch, heads, _, features], &[_, kv_heads, keys, _]] = [tensors[0].shape(), tensors[1].shape()]

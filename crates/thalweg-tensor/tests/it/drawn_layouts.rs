@@ -315,7 +315,8 @@ fn fused_attention_takes_any_layout_in_both_directions() {
     }
 }
 
-/// A U-Net reads queries, keys and values from (batch, 3 · heads · features, tokens) without a copy: features are not contiguous.
+/// In a U-Net, queries, keys and values are views of one tensor (batch, 3 · heads · features, tokens): their features are not
+/// contiguous.
 #[test]
 fn attention_over_channels_has_gradients() {
     let channels = random(&[2, 3 * 2 * 16, 9], 1).to_dtype(DType::F16).unwrap().requires_grad_().unwrap();

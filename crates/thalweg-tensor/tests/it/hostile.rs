@@ -1,5 +1,5 @@
-//! Every built-in operator, called by its name with nonsensical arguments: each call returns results or an error, never a panic,
-//! and the device works afterwards.
+//! Calls every built-in operator by its name with nonsensical arguments: each call returns results or an error, never a panic, and
+//! the device works afterwards.
 
 use std::ops::Range;
 
@@ -204,7 +204,8 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Makes them on a device. Each operator has its own, since some change the tensors that they are called with.
+    /// Makes the pools on a device. Each operator has pools of its own, since some operators change the tensors that they are called
+    /// with.
     pub fn new(device: &Device) -> Self {
         Self { tensors: tensors(device), typical: typical(device), numbers: numbers() }
     }

@@ -1,6 +1,6 @@
-//! Every in-place and `out=` form of the built-in operators, called with nonsensical arguments: tensors of two devices, targets
-//! whose elements share memory, targets that are views of the inputs. Each call returns results or an error, never a panic;
-//! memory that was not passed is not changed.
+//! Calls every in-place and `out=` form of the built-in operators with nonsensical arguments: tensors of two devices, targets whose
+//! elements share memory, targets that are views of the inputs. Each call returns results or an error, never a panic, and changes no
+//! memory that was not passed to it.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment, Label};

@@ -152,8 +152,9 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
     list
 }
 
-/// The kernels of an operator, by name. Of several classes each signature has every second one, in turn with the signature and the
-/// operator's number: the operator has every class and every dtype, and the table every pair of them.
+/// Adds the kernels of an operator, by name. If there are several classes, each signature is compiled with every second class,
+/// alternately with the other half. Each operator then has every class and every dtype, and the complete table has every pair of
+/// class and dtype.
 fn kernels(number: usize, operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
     let signatures = signatures(operator);
     let has_turns = signatures.len() > 1 && !compiles_everything();

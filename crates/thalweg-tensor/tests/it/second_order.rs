@@ -118,7 +118,7 @@ fn sums_over_some_dimensions_are_differentiated_twice() {
     }
 }
 
-/// The gradient flows through mean and deviation, which are saved as numbers.
+/// The gradient flows through mean and deviation, which the forward pass saves.
 #[test]
 fn normalized_rows_are_differentiated_twice() {
     let inputs = [(&[2, 6][..], 3), (&[6], 4), (&[6], 5)]

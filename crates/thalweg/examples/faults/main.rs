@@ -1,4 +1,4 @@
-//! Lets a rank of a job fail, and shows which errors the others get, and when.
+//! Lets one rank of a job fail, and shows which errors the other ranks get, and when.
 //!
 //! ```text
 //! cargo run -p thalweg --example faults -- --fault stall            # 3 simulated ranks, a thread each

@@ -1,4 +1,4 @@
-//! The example `graph_study`: its checks hold, and terminal, page and JSON have the same figures.
+//! The example `graph_study`: its checks hold, and its text, page and JSON have the same figures.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Every call of the upstream fails in turn, over a program that reaches every stage of the slow path, in every set-up.
+//! Makes each call of the upstream fail in turn, in a program that reaches every stage of the slow path, for every set-up.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;

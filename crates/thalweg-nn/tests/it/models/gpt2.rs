@@ -41,7 +41,7 @@ impl Network for GPT2LMHeadModel {
     }
 }
 
-/// A model whose tokens differ: with random weights of 0.02 every token would have nearly the same scores.
+/// Returns a model whose predicted tokens differ: with the usual random weights, every token would have nearly the same score.
 fn talkative(device: &Device) -> GPT2LMHeadModel {
     let config = GPT2Config { vocab_size: 61, n_positions: 20, n_embd: 64, n_layer: 3, n_head: 2 };
     let model = GPT2LMHeadModel::new(config, &mut Generator::new(4), device).unwrap();

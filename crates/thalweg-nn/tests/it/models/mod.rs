@@ -39,7 +39,7 @@ trait Network: Module + Sized {
 
     fn new(generator: &mut Generator, device: &Device) -> Result<Self>;
 
-    /// A model at the size that PyTorch's files have under `THALWEG_MODELS`.
+    /// Runs a model at its full size if `THALWEG_MODELS` names the folder with PyTorch's results.
     fn full(generator: &mut Generator, device: &Device) -> Result<Self> {
         Self::new(generator, device)
     }
@@ -72,7 +72,7 @@ impl Golden {
         golden
     }
 
-    /// A file that is not packed.
+    /// Opens a file that is not compressed.
     fn open(path: &Path, device: &Device) -> Self {
         let file = load(path, device).unwrap();
         let weights = file.get("weights").unwrap().state_dict().unwrap();

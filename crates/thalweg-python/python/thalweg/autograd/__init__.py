@@ -124,7 +124,8 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
 
 
 def _by_slices(outputs, inputs, gradients, options):
-    """Returns the gradients that follow from gradients which `vmap` maps: one pass for each slice. None if it maps none of them."""
+    """Returns gradients of outputs whose own gradients `vmap` maps, by one pass per slice; None if `vmap` maps none of
+    them."""
     from ..func import _batching
     mapped = _batching.find(gradients)
     if not mapped:

@@ -145,12 +145,12 @@ class Hub:
             return key, value
 
     def join(self, rank):
-        """Notes that a rank is there."""
+        """Registers a rank."""
         with self._changed:
             self._gone.pop(rank, None)
 
     def leave(self, rank, why=""):
-        """Notes that a rank has ended, so that those which wait for it get an error."""
+        """Registers that a rank has ended, so that the ranks that wait for it get an error."""
         with self._changed:
             self._gone[rank] = why
             self._changed.notify_all()

@@ -77,7 +77,7 @@ def _scale(query, scale):
 
 
 def _of_none(query):
-    """Returns what is in the place of a random state where nothing was drawn."""
+    """Returns the value that replaces a random state if nothing was drawn."""
     return query.new_empty((), dtype=torch.int64)
 
 

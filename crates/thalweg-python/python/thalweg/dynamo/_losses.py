@@ -149,7 +149,7 @@ def _narrow(graph, at, scores):
 
 
 def _call(graph, at, target, *args, **kwargs):
-    """Adds a call, with its value and the place in the model of another one."""
+    """Adds a call with its value, and with the source line that another call has in the model."""
     made = graph.call_function(target, args, kwargs)
     given = torch.fx.node.map_arg((args, kwargs), lambda one: one.meta["val"])
     made.meta = {key: held for key, held in at.meta.items() if key in ("stack_trace", "nn_module_stack", "custom", "seq_nr", "partitioner_tag")}

@@ -1,4 +1,4 @@
-"""The streams of a graph: nodes that switch and order streams, and nodes that run on another stream than the graph's.
+"""The streams of a graph: nodes that switch and order streams, and nodes that run on a different stream than the graph's.
 
 A graph names streams and events by numbers, for which PyTorch has the objects of the current call. Without a GPU they are streams and
 events of the simulated GPU.

@@ -17,7 +17,7 @@ __all__ = ["Attribute", "GraphAppendingTracer", "ParameterProxy", "Proxy", "Scop
 
 
 class TraceError(ValueError):
-    """The exception of a program that does with a symbolic value what only a number can do."""
+    """The exception of a program that uses a symbolic value as only a number can be used."""
 
 
 class Scope:

@@ -65,7 +65,7 @@ def format_stack():
 
 
 def has_preserved_node_meta():
-    """Returns whether new nodes take over annotations."""
+    """Returns whether new nodes get the current annotations."""
     return _preserves
 
 

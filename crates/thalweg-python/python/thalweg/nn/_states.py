@@ -201,7 +201,8 @@ class States:
 
 
 def _show(shown, keys, since, until):
-    """Adds the keys that the next modules have found, between two counts, to those that hooks may change. Returns the latter counts."""
+    """Adds the keys that the next modules have found, between two counts, to the lists that hooks may change. Returns
+    the latter counts."""
     for own, found, first, end in zip(shown, keys, since, until):
         own.extend(found[first:end])
     return until

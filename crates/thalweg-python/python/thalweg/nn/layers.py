@@ -191,7 +191,7 @@ class EmbeddingBag(Module):
 
 
 class _Scaled(Module):
-    """The common part of modules that scale and move what they have normalized."""
+    """The common part of normalization modules: a scale and an offset for the normalized values."""
 
     def reset_parameters(self):
         """Sets the weight to 1 and the bias to 0."""

@@ -182,7 +182,7 @@ class CheckpointPolicy(enum.Enum):
 
 
 class SelectiveCheckpointContext:
-    """The object that a policy is given: which of the two runs asks."""
+    """The object that a policy receives: it tells which of the two runs calls the policy."""
 
     def __init__(self, *, is_recompute):
         self.is_recompute = is_recompute
@@ -248,7 +248,7 @@ def create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mu
 
 
 def _kept(result):
-    """Returns results without their graph, with their versions."""
+    """Returns results outside their graph, with their versions."""
     if isinstance(result, _core.Tensor):
         return result.detach(), result._version
     return type(result)(_kept(part) for part in result) if isinstance(result, (list, tuple)) else (result, None)

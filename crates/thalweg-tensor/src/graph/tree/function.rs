@@ -255,7 +255,7 @@ impl Function {
         self.narrow_outputs(outputs, inputs.unpadded_size)
     }
 
-    /// Records which inputs have another version than before a run.
+    /// Records which inputs have a different version than before a run.
     pub(super) fn note_writes(&mut self, inputs: &[Tensor], before: &[u32]) {
         let changed =
             inputs.iter().zip(before).enumerate().filter(|(_, (input, before))| input.writes() != **before);

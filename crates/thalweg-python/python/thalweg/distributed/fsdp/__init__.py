@@ -41,7 +41,7 @@ class OffloadPolicy:
 
 @dataclasses.dataclass
 class CPUOffloadPolicy(OffloadPolicy):
-    """Where parts of parameters are: in the host's memory, which is left out."""
+    """The policy that would keep parts of parameters in the host's memory. It is left out."""
 
     pin_memory: bool = True
 
@@ -256,7 +256,8 @@ def _placed(places):
 
 
 def _again():
-    """Returns what makes a region with the entire parameters that this thread's modules have now; None if there are none."""
+    """Returns a function that makes a region with the entire parameters that this thread's modules have now; None if
+    there are none."""
     places = [place for entered in getattr(_regions, "entered", ()) for place in entered]
     return functools.partial(_placed, places) if places else None
 
