@@ -20,6 +20,6 @@ typedef f32 Element;
 #define ELEMENT_NAME "f32"
 #endif
 
-// A unit has the instructions of these products, whose operands are printed.
+// A unit contains the instructions of these products, whose operands are printed by the generator.
 template <u32 COUNT> DEVICE void group_rows(f32 (&)[COUNT], u64, u64, u32) {}
 template <u32 COUNT> DEVICE void group_registers(f32 (&)[COUNT], u32, u32, u32, u32, u64) {}

@@ -1,4 +1,5 @@
-// The places of the greatest or smallest elements of columns: first of parts of the columns, as ranked numbers, then of these.
+// The positions of the greatest or smallest elements of columns: first for parts of the columns, as ranked numbers, then over the
+// parts.
 #ifndef NAME
 #include "defaults.cuh"
 #define IS_PARTS 1

@@ -36,7 +36,7 @@ const BLOCK: u64 = 256;
 const VECTOR: u64 = 16;
 /// The most vectors of a thread.
 const VECTORS: u64 = 4;
-/// The number of vectors from which there are enough threads if each copies the most.
+/// The number of vectors from which a thread copies the most vectors, because there are enough threads even so.
 const MANY: u64 = 1 << 19;
 
 /// The operands of a launch: source, indices (i64), and the result.

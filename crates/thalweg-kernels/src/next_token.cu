@@ -11,10 +11,10 @@
 struct arguments {
     const Element *x, *weight, *norm_weight, *norm_bias;
     i64 *token, *position, *history;
-    // The greatest so far, and how many blocks are done.
+    // The greatest score so far, and the number of blocks that are done.
     unsigned long long* best;
     u64 count, context, features, eps, dtype;
-    // The place of the report of a position behind the history.
+    // The address at which a position beyond the history is reported.
     i64* told;
 };
 
@@ -30,9 +30,10 @@ static __device__ __forceinline__ uint4 stream(const void* at) {
     return x;
 }
 
-// A score, rounded as scores are, and its place: the greater score, then the earlier place, is the greater number. NaN is the greatest.
+// A score, rounded as scores are, and its index as one number: greater for a greater score, then for an earlier index. NaN is the
+// greatest.
 static __device__ __forceinline__ unsigned long long both(const f32 sum, const u32 place) {
-    // Zeros are equal.
+    // Zeros of both signs are equal.
     const f32 score = LOAD(STORE(sum)) + 0.0f;
     const u32 bits = __float_as_uint(score);
     const u32 order = score != score ? 0xffffffffu : (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
             weights[i] = stream(terms + i * 32);
         }
     }
-    // While the first weights are on their way.
+    // While the first weights are being loaded.
     f32 sum = 0.0f, square = 0.0f;
     const bool is_centred = x.norm_bias != nullptr;
     for (u32 at = thread; at < features; at += 32 * WARPS) {

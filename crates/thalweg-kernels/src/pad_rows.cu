@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
             if (at >= vectors || rows[i] >= x.rows || firsts[i] < 0) {
                 continue;
             }
-            // The words that contain the bytes reach up to two bytes beyond them.
+            // The words that contain the bytes extend up to two bytes beyond them.
             const u64 end = u64(firsts[i]) + 18;
             whole[i] = end <= x.row_bytes && end <= x.target_row_bytes + 2;
             if (!whole[i]) {

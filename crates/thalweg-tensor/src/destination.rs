@@ -91,7 +91,7 @@ pub(crate) fn offered<R>(offers: Offers, run: impl FnOnce() -> R) -> (R, SmallVe
     (result, taken)
 }
 
-/// Takes an offer back that is made beside others.
+/// A guard that withdraws an offer which was made in addition to others.
 struct TakenBack;
 
 impl Drop for TakenBack {
@@ -100,7 +100,7 @@ impl Drop for TakenBack {
     }
 }
 
-/// Runs a function whose kernels may take one more offer.
+/// Runs a function whose kernels may take one more offer than those that were made before.
 pub(crate) fn also_offered<R>(offer: Offer, run: impl FnOnce() -> R) -> R {
     OFFERS.with_borrow_mut(|offers| offers.push(offer));
     let _taken_back = TakenBack;

@@ -29,7 +29,7 @@ pub struct BagProducts {
     pub features: u64,
     /// The distance between the gradient's rows, in elements.
     pub gradient_stride: u64,
-    /// The index whose product is 0; −1 if there is no such index.
+    /// The index whose product is 0; −1 if there is none.
     pub padding: i64,
     /// The dtype of gradient, table and result: a floating-point type. 16-bit floats are multiplied and added in f32, and rounded once.
     pub dtype: DType,
@@ -60,7 +60,7 @@ impl BagProducts {
     }
 }
 
-/// A kernel.
+/// A variant of the kernel.
 struct Form {
     dtype: DType,
     is_wide: bool,

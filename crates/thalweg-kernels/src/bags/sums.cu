@@ -38,7 +38,7 @@ template <class SUM_TYPE, u32 WIDTH, bool IS_MAX> struct Part {
     u64 count;
 };
 
-// Whether a number takes the place of another one as the maximum: NaN is the greatest, and of equal numbers the first one remains.
+// Returns whether a number replaces another one as the maximum: NaN is the greatest, and among equal numbers the first one is kept.
 template <class SUM_TYPE>
 static __device__ __forceinline__ bool replaces(const SUM_TYPE old, const i64 old_place, const SUM_TYPE value, const i64 place) {
     if (place < 0 || old_place < 0) {

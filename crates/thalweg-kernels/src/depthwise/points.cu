@@ -28,7 +28,7 @@ struct arguments {
     u64 pass;
 };
 
-// The terms of a point along an axis: the elements of its window; or the windows that it is in, the last one first.
+// The terms of a point along an axis: the elements of its window; or the windows that contain it, the last one first.
 constexpr i32 TERMS = BACKWARD ? (KERNEL + STRIDE - 1) / STRIDE : KERNEL;
 constexpr i32 ROWS_AT_ONCE = TERMS > 3 ? 1 : TERMS;
 

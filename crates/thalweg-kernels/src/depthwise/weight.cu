@@ -10,7 +10,7 @@
 struct arguments {
     const Element* gradient;
     const Element* input;
-    // Sums of each part; of a single one, the elements of the gradient.
+    // The sums of each part; if there is a single part, the elements of the gradient.
     void* parts;
     const Element* bias;
     u64 images;

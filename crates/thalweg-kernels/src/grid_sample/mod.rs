@@ -34,11 +34,11 @@ pub enum Interpolation {
 /// The elements outside of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Padding {
-    /// Zeros.
+    /// Points outside of the image are zeros.
     Zeros,
-    /// Those of the border.
+    /// Points outside of the image are those of the border.
     Border,
-    /// Those of the image, mirrored at its border.
+    /// Points outside of the image are mirrored at its border.
     Reflection,
 }
 

@@ -19,7 +19,7 @@ struct arguments {
 
 constexpr u32 THREADS = 1024;
 
-// No bin.
+// The value that means no bin.
 constexpr u64 NONE = ~0ull;
 
 // Returns the bin of an integer, or of a number among bins of equal width that include both bounds.
@@ -108,7 +108,7 @@ template <class T> static __device__ __forceinline__ void shared_bins(const argu
 // Counts in the result itself. Lanes of a warp that have the same bin at the same time share one addition.
 template <class T> static __device__ __forceinline__ void global_bins(const arguments& x) {
     each_run<T>(x, [&](const u64 bin, const u32 length) {
-        // Where two lanes have the first one's bin, others probably meet as well.
+        // If a second lane has the first lane's bin, more lanes probably share a bin.
         const u32 lanes = __activemask();
         const u32 with_first = __ballot_sync(lanes, bin == __shfl_sync(lanes, bin, __ffs(i32(lanes)) - 1));
         if ((with_first & (with_first - 1)) == 0) {

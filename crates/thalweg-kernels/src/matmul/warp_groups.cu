@@ -35,14 +35,15 @@ struct arguments {
     tensor_map a, b, d;
     const u16* bias;
     i64 m, n, k, batch;
-    // Where all products of the batch have the same matrix: 0, else 1.
+    // 0 if all products of the batch use the same matrix, else 1.
     i64 a_batch, b_batch;
     f64 alpha;
-    // What the host function reads.
+    // Values that only the host function reads.
     u64 host[HOST_WORDS];
 };
 
-// Tiles of CLUSTER · M_TILE rows that are taken for a column of tiles before the next column: their operands stay in the L2.
+// The number of tiles of CLUSTER · M_TILE rows that are processed per column of tiles before the next column begins, so that their
+// operands stay in the L2 cache.
 constexpr u32 BAND = 4;
 
 DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
@@ -79,7 +80,7 @@ DEVICE f32 value_of(const u16 x) { return __uint_as_float(u32(x) << 16); }
 DEVICE f32 value_of(const u16 x) { f32 y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
 #endif
 
-// Where a tile lies.
+// The position of a tile.
 struct place { i32 row, column, matrix; };
 
 DEVICE place place_of(const arguments& x, const u32 rank, const i64 item, const u32 row_tiles, const u32 column_tiles) {
@@ -190,7 +191,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 for (u32 panel = 0; panel < N_TILE / 64; ++panel, ++turn) {
                     const u32 to = own_out + turn % 2 * OUT_BYTES;
                     const i32 column = at.column + panel * 64;
-                    // The copy engine has read what was here two panels ago.
+                    // The copy engine has read the data that was here two panels ago.
                     if (lane == 0) { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
                     __syncwarp();
                     #pragma unroll

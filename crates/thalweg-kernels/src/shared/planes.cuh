@@ -1,4 +1,4 @@
-// Points of planes, each of a thread that computes it in several planes: its place and its weights are the same in all of them.
+// Points of planes: a thread computes the same point in several planes, with the same position and weights.
 #pragma once
 #ifndef NAME
 #include "../defaults.cuh"
@@ -34,8 +34,8 @@ struct PlaneShare {
         }
     }
 
-    // Calls a function with the numbers of the thread's planes, one at a time or COUNT. The last call may repeat a plane, of which the
-    // function computes the same again.
+    // Calls a function with the indices of the thread's planes, one at a time or COUNT at a time. The last call may repeat a plane,
+    // for which the function computes the same result again.
     template <u32 COUNT, class Each> __device__ __forceinline__ void each(const Each& each) const {
         if (COUNT == 1 || step >= planes) {
             by<1>(each);

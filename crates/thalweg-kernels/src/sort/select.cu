@@ -33,7 +33,7 @@ struct select_block {
     u32 filled;
 };
 
-// Calls a function with the key and the place of each point of the row, for a thread its own, eight of them read at once.
+// Calls a function with the key and the position of each point that the thread handles; eight points are read at once.
 template <class OF, u32 THREADS, class F>
 static __device__ __forceinline__ void each_point(const arguments& x, const u64 begin, F call) {
     const u32 length = u32(x.length);
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void each_point(const arguments& x, const u64 
     }
 }
 
-// Finds the digit at which the sum of the counts reaches what is wanted. Synchronises the block.
+// Finds the digit at which the sum of the counts reaches the wanted position. Synchronises the block.
 template <u32 THREADS> static __device__ __forceinline__ void find_digit(select_block& block, const u32 wanted) {
     constexpr u32 OWN = VALUES / THREADS;
     u32 counts[OWN], sum = 0, all;
@@ -78,7 +78,7 @@ template <u32 THREADS> static __device__ __forceinline__ void find_digit(select_
     __syncthreads();
 }
 
-// Counts a digit of the points that have a prefix above it.
+// Counts one digit of the points that have the given prefix in the digits above it.
 template <class OF, u32 THREADS, class POINT, class F>
 static __device__ __forceinline__ void count_digit(const arguments& x, select_block& block, const u64 begin,
     const POINT prefix, const u32 above, const u32 shift, const u32 bits, F point_of) {
@@ -110,7 +110,7 @@ template <u32 THREADS> static __device__ __forceinline__ void sort_gathered(u64*
     __syncthreads();
     for (u32 length = 2; length <= size; length *= 2) {
         for (u32 distance = length / 2; distance > 0; distance /= 2) {
-            // A thread has one pair: there are no more than threads.
+            // A thread has one pair, because there are not more pairs than threads.
             if (threadIdx.x < size / 2) {
                 const u32 left = threadIdx.x / distance * distance * 2 + threadIdx.x % distance;
                 const u64 a = gathered[left], b = gathered[left + distance];
@@ -125,7 +125,7 @@ template <u32 THREADS> static __device__ __forceinline__ void sort_gathered(u64*
     }
 }
 
-// Writes the first points of each row, in order. A point's key followed by its place is a number that no other point has.
+// Writes the first points of each row, in order. A point's key followed by its position is a unique number.
 template <class OF, u32 THREADS> static __device__ __forceinline__ void select_first(const arguments& x) {
     constexpr u32 BITS = 32 + OF::width, GATHERED = 2 * THREADS;
     __shared__ select_block block;
@@ -167,7 +167,7 @@ template <class OF, u32 THREADS> static __device__ __forceinline__ void select_f
     }
 }
 
-// Writes one point of each row: that which a stable sort puts after `count` less one others. With the second flag it is the last
+// Writes one point of each row: the one that has `count` − 1 points before it in a stable sort. With the second flag, it is the last
 // NaN if there is one.
 template <class OF, u32 THREADS> static __device__ __forceinline__ void select_one(const arguments& x) {
     typedef typename OF::key KEY;

@@ -1,5 +1,5 @@
-//! Leaves apart: a region of a thread in which the gradients of some leaves flow to nodes of the region's own. A graph that is
-//! recorded there can outlive the region without a part in the leaves' own gradients, hooks and streams.
+//! Detached leaves: a region of a thread in which the gradients of some leaves flow to separate nodes, which belong to the region. A
+//! graph that is recorded there can outlive the region without using the leaves' own gradients, hooks and streams.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
 thread_local! {
-    /// The edges of the leaves that are apart in the innermost region, by the addresses of the leaves.
+    /// The edges of the leaves that are detached in the innermost region, by the addresses of the leaves.
     static APART: Scoped<Option<FxHashMap<usize, Edge>>> = const { scoped(None) };
 }
 
@@ -19,7 +19,7 @@ fn key(leaf: &Tensor) -> usize {
     Arc::as_ptr(&leaf.0) as usize
 }
 
-/// Returns the edge of a leaf that this thread sees apart.
+/// Returns the edge of a leaf that is detached on this thread.
 pub(super) fn edge_apart(leaf: &Tensor) -> Option<Edge> {
     APART.with_borrow(|apart| apart.as_ref()?.get(&key(leaf)).cloned())
 }
@@ -33,8 +33,8 @@ impl Drop for Restore {
     }
 }
 
-/// Runs a function in a region in which these leaves are apart. The function takes the edges that their gradients flow to. Returns
-/// its result, and whether a backward pass within the region has accumulated a gradient of one of them.
+/// Runs a function in a region in which these leaves are detached. The function is passed the edges that their gradients flow to.
+/// Returns its result, and whether a backward pass within the region has accumulated a gradient of one of them.
 pub(crate) fn with_leaves_apart<T>(leaves: &[Tensor], function: impl FnOnce(&[Edge]) -> T) -> (T, bool) {
     let mut gradients = Vec::new();
     let edges: Vec<Edge> = leaves

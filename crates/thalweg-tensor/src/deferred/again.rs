@@ -26,7 +26,7 @@ const LEAST_BYTES: u64 = 1 << 20;
 /// The most loops that compute a result again.
 const MOST_LOOPS: usize = 4;
 
-/// The share of a result's bytes that are kept for its sake.
+/// The memory that may be kept only to compute a result again, as a divisor of the result's bytes.
 const SMALL_SHARE: u64 = 16;
 
 /// A loop of a recipe.
@@ -129,7 +129,7 @@ impl Recipes<'_> {
         (kept_bytes <= bytes(memory) / SMALL_SHARE).then_some(Recipe { steps, result: memory as usize })
     }
 
-    /// Lists the loops that compute a memory, and those of what they read as far as that is not kept.
+    /// Lists the loops that compute the content of a memory, and those that compute what these loops read, unless that is kept.
     fn collect(&self, memory: u32, loops: &mut Vec<usize>) -> Option<()> {
         let mut writers = (0..self.taken.loops.len()).filter(|&number| self.writes(number, memory));
         let writer = writers.next()?;
@@ -317,8 +317,8 @@ pub(super) fn keep_all() {
     CANDIDATES.with_borrow_mut(Vec::clear);
 }
 
-/// Keeps the results that a command writes over, or whose loops read what it writes. An operator may write memory that no tensor of
-/// the program is yet: its kernels complete a result which a loop began.
+/// Stores the results that a command overwrites, or whose loops read memory that it overwrites. A command may also write memory that
+/// does not belong to a tensor of the program yet, when a kernel completes a result that a loop began.
 pub(super) fn keep_written(accesses: &[Access]) {
     let is_written = |own: &Range<u64>| {
         let meets = |access: &Access| access.start < own.end && own.start < access.start + access.bytes;

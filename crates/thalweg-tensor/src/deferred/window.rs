@@ -21,8 +21,8 @@ const MOST_LOOPS: usize = 64;
 /// The most loops that wait to compute something again.
 const MOST_AGAIN: usize = 512;
 
-/// The most memory that loops hold while other commands are queued, by that of their results. More than once, since the gradients of
-/// several products that are added to one may then wait for the loop that adds them all.
+/// The most memory that waiting loops hold while other commands are queued, as a multiple of the memory of their results. It is more
+/// than 1 because the gradients of several products whose sum is one gradient may then wait for the loop that adds them all.
 const MOST_MEMORY: i64 = 2;
 
 /// The first element of an operand: a storage, and an offset in bytes.
@@ -57,7 +57,7 @@ pub(super) enum Known {
 }
 
 impl Known {
-    /// Returns the memory for loops that are taken, while others may use it, too.
+    /// Returns a second reference to the memory of loops that are removed, because other loops may use it, too.
     fn again(&self) -> Self {
         match self {
             Self::Existing { holder, pointer, bytes } => Self::Existing {
@@ -352,8 +352,8 @@ impl Waiters {
         families
     }
 
-    /// Returns whether families that hold too much memory are looked for: loops that compute something again hold little that nothing else
-    /// holds, and are looked at once in eight commands.
+    /// Returns whether to search for families that hold too much memory. If only loops that compute something again are waiting, it
+    /// is done once in eight commands, because such loops hold little memory that nothing else holds.
     fn looks_for_greedy(&mut self) -> bool {
         if self.loops.len() > self.again {
             return true;

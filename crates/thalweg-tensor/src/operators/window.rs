@@ -657,7 +657,8 @@ fn convolution_backward(call: &Call<'_>) -> Result<Tensors> {
 }
 
 impl Convolution {
-    /// Returns the gradient of the input or the weight by the library that autograd calls for it; `None` where it does not take it.
+    /// Returns the gradient of the input or the weight, computed by the library that autograd calls for it; `None` if the library
+    /// does not support the call.
     fn gradient_by_library(
         &self,
         gradient: &Tensor,

@@ -1,5 +1,5 @@
-// A warp has eight rows of W at a time, the right factor of products by the tensor cores, whose left one has the rows of A. The warps of a block share eight rows of W
-// where these are long or few, and take their terms in turn.
+// A warp processes eight rows of W at a time, which are the right factor of tensor-core products; the left factor is the rows of A.
+// If these rows are long or few, the warps of a block share eight rows of W and take their terms alternately.
 #ifndef NAME
 #define HALF
 #include "../../defaults.cuh"
@@ -12,7 +12,7 @@
 #include "finish.cuh"
 #include "normalize.cuh"
 
-// Steps whose terms of A are loaded together: of DEPTH, and half of them.
+// The number of steps whose terms of A are loaded together: DEPTH, and half of it.
 #define GROUP 4
 
 #if __CUDA_ARCH__ >= 800

@@ -51,12 +51,12 @@ template <u32 LINES> struct factor {
         at = elements + (along ? (first_line + line) * leading_dimension + term
                                : term * leading_dimension + first_line + line);
         half = along ? 32 : 32 * leading_dimension;
-        // Before this term a whole quad is inside.
+        // Before this term, a complete quad is inside of the matrix.
         const bool whole = quads && (along ? line < lines : line + 4 <= lines);
         quad_terms = !whole ? 0 : along ? terms / 4 * 4 : terms;
     }
 
-    // The quads of the tile whose first term this is; `at` is in that tile. Elements beyond the edges are zeros.
+    // The quads of the tile that begins with this term; `at` is relative to that tile. Elements beyond the edges are zeros.
     __device__ __forceinline__ void load(const u32 first_term, quad (&parts)[LINES / 16]) const {
         #pragma unroll
         for (u32 part = 0; part < LINES / 16; ++part) {
@@ -161,7 +161,7 @@ NAME(const __grid_constant__ arguments x) {
     for (u32 i = 0; i < 4; ++i) {
         *(quad*)&parts[warp][row + i][column] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
         if (sums_rows) {
-            // Of one term of 64 for four rows, or of four terms for one row.
+            // One term out of 64 for four rows, or four terms for one row.
             row_parts[a.along_terms ? a.line : a.line + i][a.along_terms ? a.term + i : a.term] = row_sums.element[i];
         }
     }
