@@ -324,7 +324,7 @@ impl Pair<'_> {
         Ok(Read { inputs, described, sources })
     }
 
-    /// Checks that what is written over is not read at another point, and leaves out results that the second loop writes over.
+    /// Checks that memory which is overwritten is not read at another point, and leaves out results that the second loop overwrites.
     fn check_writes(
         &self,
         (first_inputs, first_outputs): (&[Placed], &[Placed]),
@@ -524,7 +524,7 @@ fn joined_name(first: &str, second: &str) -> String {
     format!("fused_{short}")
 }
 
-/// Keeps these inputs of a body, which are all that it reads.
+/// Removes the inputs of a body that it does not read, and renumbers the others.
 fn renumber_inputs(body: &mut Body, used: &[usize]) {
     body.inputs = used.iter().map(|&input| body.inputs[input]).collect();
     for node in &mut body.nodes {

@@ -206,7 +206,7 @@ impl Journal {
         self.made.push(Made { _object: object.clone().unbind(), maker });
     }
 
-    /// Returns what is known of an object: a result, or an argument of a function of the front end.
+    /// Returns a reference to a known object: a result, or an argument of a function of the front end.
     pub fn known(&self, object: &Bound<'_, PyAny>) -> Result<Known, String> {
         let py = object.py();
         if let Some(source) = self.source(object) {

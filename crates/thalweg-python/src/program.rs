@@ -353,7 +353,7 @@ impl Program {
         Ok(())
     }
 
-    /// Copies what calls have written back to the tensors of the front end, where ours are copies of them.
+    /// Copies tensors that calls have written back to the tensors of the front end, if they are copies of these.
     fn write_back(&self, py: Python<'_>, values: &mut Values) -> PyResult<()> {
         let Some(exchange) = self.exchange.as_ref().filter(|exchange| !exchange.is_in_place) else {
             return Ok(());

@@ -77,8 +77,8 @@ macro_rules! method {
 
 pub(crate) use {method, number};
 
-/// Returns an operand of an operator with a tensor. For what operators do not accept, `None` is returned, so that the operand's own
-/// methods are tried.
+/// Returns an operand of an operator with a tensor. For values that operators do not accept, `None` is returned, so that the
+/// operand's own methods are tried.
 fn operand<'py>(
     tensor: &Bound<'py, PyTensor>,
     value: &Bound<'py, PyAny>,

@@ -256,7 +256,7 @@ impl _Captured {
     }
 }
 
-/// Returns what the captured functions of this thread did.
+/// Returns counts of the calls of this thread's captured functions.
 #[pyfunction]
 fn _capture_counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let totals = PyDict::new(py);

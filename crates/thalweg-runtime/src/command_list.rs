@@ -44,7 +44,7 @@ pub fn record<T>(
     (result, recorder.and_then(list))
 }
 
-/// Returns the list of what was recorded.
+/// Returns the list of the recorded commands.
 fn list(recorder: Recorder) -> std::result::Result<CommandList, String> {
     if let Some(refusal) = recorder.refusal {
         return Err(refusal);

@@ -78,7 +78,7 @@ pub fn is_compiling() -> bool {
     deferred::is_on()
 }
 
-/// Returns what the compiled functions of this thread did so far.
+/// Returns counts of the work of this thread's compiled functions so far.
 pub fn counters() -> Counters {
     deferred::counters()
 }

@@ -130,7 +130,7 @@ pub(crate) fn by_parts<R>(run: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs a function that may take no offer, since it is not known what becomes of its tensors.
+/// Runs a function that may take no offer, because its tensors may be used in unknown ways.
 pub(crate) fn without_offers<R>(run: impl FnOnce() -> R) -> R {
     if OFFERS.with_borrow(|offers| offers.is_empty()) {
         return run();

@@ -264,7 +264,8 @@ impl Storage {
         self.buffer.get_mut()
     }
 
-    /// Returns the number of holders of a storage, without loops that are deferred: what writes it is ordered after them.
+    /// Returns the number of holders of a storage, without deferred loops: commands that write the storage are ordered after these
+    /// loops anyway.
     pub(crate) fn holders(this: &Arc<Self>) -> usize {
         let deferred = this.deferred_holders.load(Ordering::Acquire) as usize;
         Arc::strong_count(this).saturating_sub(deferred)

@@ -1,5 +1,5 @@
-"""Whether both tiers fit the PyTorch of this machine, without a GPU: they are put in place, asked, and the second is taken out
-again; and what the package does in Python alone.
+"""Checks that both tiers work with the PyTorch of this machine, without a GPU: both are installed and queried, and the
+second is removed again. Also checks the parts of the package that are pure Python.
 
     python3 load.py
 
@@ -283,7 +283,7 @@ atexit.register(lambda: (pickle.dumps(Thing()), print("exit")))
 
 
 def program():
-    """A program runs as `python` runs it."""
+    """Runs a program as `python` would."""
     with tempfile.TemporaryDirectory() as folder:
         folder = os.path.realpath(folder)
         with open(os.path.join(folder, "script.py"), "w") as file:

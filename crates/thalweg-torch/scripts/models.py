@@ -80,7 +80,7 @@ class ResNet(nn.Module):
 
 
 class Training:
-    """A model with an optimizer and batches that it goes through in turn, all from one seed."""
+    """A model with an optimizer and batches that are used in turn, all drawn from one seed."""
 
     def __init__(self, name, device, off=False, exact=False):
         torch.manual_seed(0)

@@ -101,7 +101,7 @@ fn internal_without_version(manifest: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Returns what a manifest lacks.
+/// Returns the fields that a manifest lacks.
 fn missing_fields(manifest: &str) -> Vec<String> {
     let package = manifest.split("\n[").next().unwrap_or_default();
     let has = |key: &str| {

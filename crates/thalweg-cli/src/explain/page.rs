@@ -139,10 +139,10 @@ const HEIGHT: f64 = 180.0;
 const ROW: f64 = 16.0;
 /// The most rows of memory that are drawn.
 const MOST_ROWS: usize = 24;
-/// The most numbers of kernels below them.
+/// The most numbers of kernels below the picture.
 const MOST_TICKS: usize = 20;
 
-/// Returns the memory over the kernels: the arena by offsets, and below it what is allocated by itself or exists.
+/// Returns the memory over the kernels: the arena by offsets, and below it the results and the inputs, which are not in the arena.
 fn plan(segment: &Segment) -> String {
     let steps = segment.steps.len().max(1) as f64;
     let across = |step: usize| step as f64 * WIDTH / steps;

@@ -10,7 +10,7 @@ use crate::support::{Random, checked, empty, tensor, values};
 
 const OPERATIONS: [ReduceOp; 5] = [Sum, Product, Min, Max, Avg];
 
-/// Returns what a reduction of the ranks' values is.
+/// Returns the expected result of a reduction of the ranks' values.
 fn reduced(inputs: &[Vec<f32>], operation: ReduceOp) -> Vec<f32> {
     let join = |a: f32, b: f32| match operation {
         Sum | Avg => a + b,

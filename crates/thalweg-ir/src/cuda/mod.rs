@@ -64,12 +64,13 @@ pub use prelude::with_prelude;
 /// rounds where its body does.
 pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false"];
 
-/// Blocks a multiprocessor, at most, of threads that handle one element at a time: a block is little work next to its start.
-/// Other kernels have a block for each part of their work, so that no multiprocessor waits for another at the end.
+/// The most blocks per multiprocessor of kernels whose threads handle one element at a time, since such a block does little work in
+/// comparison with its start. Other kernels have a block for each part of their work, so that no multiprocessor waits for another at
+/// the end.
 const BLOCKS_PER_MULTI_PROCESSOR: u64 = 32;
 
 /// The most blocks per multiprocessor for kernels that draw random numbers. PyTorch's kernels have the same number on a
-/// multiprocessor of 2,048 threads, so that the elements that a thread handles in turn use the words of one block
+/// multiprocessor of 2,048 threads, so that the elements that a thread handles one after another use the words of one block
 /// ([`philox`](crate::philox)).
 const DRAWING_BLOCKS: u64 = 8;
 

@@ -1,4 +1,4 @@
-//! The arguments of a launch: unpacking returns what was packed.
+//! The arguments of a launch: unpacking returns the packed values.
 
 use proptest::prelude::*;
 use thalweg_ir::{

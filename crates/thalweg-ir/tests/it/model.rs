@@ -515,7 +515,7 @@ fn shift(kernel: &Kernel, geometry: &Geometry, row: &[u64]) -> usize {
     if kernel.class.shifted { start % usize::from(kernel.class.vector) } else { 0 }
 }
 
-/// Writes what the kernel writes.
+/// Computes all outputs of the kernel.
 pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memory], outputs: &mut [Memory]) {
     let body = &kernel.body;
     let points = coordinates(&geometry.inner_shape);

@@ -103,7 +103,7 @@ DEVICE bool is_causal(const arguments& x) { return x.flags & 1; }
 
 #if DROPPED
 
-// Sets what is dropped of a tile of scores to 0, of 16 queries from `query` on, and COUNT · 2 keys: piece by piece.
+// Sets the dropped weights of a tile of scores to 0: of 16 queries beginning at `query`, and COUNT · 2 keys, piece by piece.
 template <u32 COUNT> DEVICE void drop(f32 (&s)[COUNT], const draws& d, const i64 query, const i64 first) {
     const u64 piece = d.first + u64(query / 16) * d.across + u64(first / 16);
     #pragma unroll
@@ -138,7 +138,8 @@ template <u32 COUNT> struct row_draws {
     }
 };
 
-// The bits of a tile of the transposed matrix: of 16 keys from `key` on, and COUNT · 2 queries. Lanes exchange what they drew.
+// The bits of a tile of the transposed matrix: of 16 keys beginning at `key`, and COUNT · 2 queries. Lanes exchange the words that
+// they drew.
 template <u32 COUNT> struct kept_columns {
     u32 bits[(COUNT + 31) / 32][2];
 

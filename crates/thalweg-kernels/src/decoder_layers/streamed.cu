@@ -53,7 +53,7 @@ static __device__ __forceinline__ constexpr u32 terms_of(const u32 product) {
     return product == MIXING ? ATTENDED : product == CONTRACTING ? HIDDEN : FEATURES;
 }
 
-// A block has eight rows of a matrix at a time; of a gated layer, four of the gate and four of what it gates.
+// A block processes eight rows of a matrix at a time; of a gated layer, four rows of the gate and the four rows that it gates.
 static __device__ __forceinline__ constexpr u32 groups_of(const u32 product) {
     return product == PACKING ? PACKED / 8 : product == EXPANDING ? (1 + GATED) * HIDDEN / 8 : FEATURES / 8;
 }

@@ -262,7 +262,7 @@ fn is_near<T: Element>(
     Ok(())
 }
 
-/// Returns the mask as numbers or as truth values, the other form empty, and as what is added to the scores.
+/// Returns the mask as numbers and as truth values, one of which is empty, and the numbers that are added to the scores.
 fn forms_of_mask<T: Element>(attention: &Attention) -> (Vec<T>, Vec<u8>, Vec<f64>) {
     let numbers: Vec<T> = mask_of(attention);
     if !attention.mask.is_some_and(|mask| mask.is_truth) {

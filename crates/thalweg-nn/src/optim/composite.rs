@@ -27,7 +27,7 @@ pub trait CompositeRule: Copy + Debug {
     /// Returns the learning rate of the options.
     fn learning_rate(&mut self) -> &mut f64;
 
-    /// Refuses options that are out of their bounds, and parameters that the optimizer does not support.
+    /// Refuses options that are out of bounds, and parameters that the optimizer does not support.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] for such options or parameters.

@@ -21,7 +21,7 @@ def _folder():
 
 
 def _info(names):
-    """Returns what the bytes contain, as PyTorch's `CacheInfo` does."""
+    """Returns a description of the bytes' contents, as PyTorch's `CacheInfo`."""
     return types.SimpleNamespace(artifacts={"kernel": list(names)}, kernel_artifacts=list(names))
 
 

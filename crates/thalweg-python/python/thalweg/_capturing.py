@@ -97,7 +97,7 @@ class _Structure:
 
 @functools.cache
 def _readers():
-    """Returns the functions that read the settings that decide what operators do."""
+    """Returns the functions that read the settings on which the results of operators depend."""
     import thalweg as torch
     from . import _dispatching, overrides
     from .nn import _calls
@@ -108,7 +108,7 @@ def _readers():
 
 
 def _settings():
-    """Returns the settings that decide what operators do."""
+    """Returns the settings on which the results of operators depend."""
     return tuple([read() for read in _readers()])
 
 
@@ -150,7 +150,7 @@ class _Kind:
 
 
 class _Gradients:
-    """The tensors of a call that require a gradient, and what a call must not change of them."""
+    """The tensors of a call that require a gradient, and those of their properties that a call must not change."""
 
     def __init__(self, tensors):
         self._tensors = [one for one in tensors if one.requires_grad] if _core.is_grad_enabled() else []

@@ -102,7 +102,8 @@ def excluded(function):
 
 
 def check(backend, mode, options):
-    """Refuses what PyTorch refuses, and backends that are functions, which expect a graph of PyTorch's."""
+    """Refuses arguments that PyTorch refuses, and backends that are functions, because these expect a graph of
+    PyTorch's."""
     if mode is not None and options is not None:
         raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
     if mode is not None and mode not in MODES:

@@ -235,7 +235,7 @@ def _marked(*args, **kwargs):
 
 
 def _maybe_remove_batch_dim(name, batched_output, vmap_level, batch_size, out_dim):
-    """Returns the result of a map: a tensor of all slices, or what is not mapped."""
+    """Returns the result of a map: a tensor of all slices, or the value itself if it is not mapped."""
     from ._c_functions import _remove_batch_dim
     return batched_output if out_dim is None else _remove_batch_dim(batched_output, vmap_level, batch_size, out_dim)
 

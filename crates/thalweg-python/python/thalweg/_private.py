@@ -46,7 +46,7 @@ def _none_or_dtype(input):
 
 
 def _canonical_mask(mask, mask_name, other_type, other_name, target_type, check_other=True):
-    """Returns a mask as numbers that are added to scores: what is masked is minus infinity."""
+    """Returns a mask as numbers that are added to scores: minus infinity for masked keys."""
     if mask is None or mask.is_floating_point():
         return mask
     if mask.dtype is not _core.bool:

@@ -286,7 +286,7 @@ def _checked_indices(x):
 
 def _printed(x, *_, **__):
     def shown(name, value):
-        """Returns a part of the text, with its lines below one another."""
+        """Returns an attribute as `name=value`, with the later lines of the value indented."""
         return f"{name}={value!r}".replace("\n", "\n" + " " * (len(name) + 1))
     parts = [("indices", x._places), ("values", x._elements)] if not x.is_sparse_csr else [
         ("crow_indices", _crow(x)), ("col_indices", _coalesce(x)._places[1]), ("values", _coalesce(x)._elements)]

@@ -16,8 +16,8 @@ allow_in_graph = assume_constant_result = disallow_in_graph = _kept
 
 
 def disable(fn=None, recursive=True, *, reason=None):
-    """Returns a function that runs uncompiled in compiled functions, too. Without `recursive`, the function is returned unchanged:
-    what it calls may be compiled."""
+    """Returns a function that runs uncompiled in compiled functions, too. Without `recursive`, the function is returned
+    unchanged: the functions that it calls may be compiled."""
     if fn is None:
         return lambda function: disable(function, recursive)
     return _compiling.excluded(fn) if recursive and hasattr(fn, "__code__") else fn

@@ -252,7 +252,7 @@ def _default(value):
 
 
 def _found(op):
-    """Returns an operator by its definition, its name or what `torch.ops` has."""
+    """Returns an operator by its definition, its name or its object in `torch.ops`."""
     if isinstance(op, CustomOpDef):
         return op
     if isinstance(op, _Overload):

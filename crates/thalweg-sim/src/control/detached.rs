@@ -27,7 +27,7 @@ impl Control {
         all.all(|detached| detached.sighted.as_mut().is_some_and(|seen| seen.look(entering) != Alive::Awake))
     }
 
-    /// Adds a thread that will run apart. Returns its number.
+    /// Adds a thread whose work is not a host thread's turn (a detached thread). Returns its number.
     fn set_apart(&mut self, label: Option<Label>) -> u64 {
         let number = self.detached.last().map_or(1, |last| last.number + 1);
         self.detached.push(DetachedThread { number, label, sighted: None });

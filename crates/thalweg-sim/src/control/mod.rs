@@ -191,7 +191,7 @@ pub(crate) struct Stall {
     busy_before: Duration,
 }
 
-/// A thread that runs apart.
+/// A detached thread, which runs a host function or commands and takes no turns of its own.
 pub(crate) struct DetachedThread {
     number: u64,
     /// The host function; `None` for a deputy.

@@ -118,7 +118,7 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits until every other host thread is parked, asleep or gone, and so are the threads that run apart.
+    /// Waits until every other host thread is parked, asleep or gone, and so are the detached threads.
     fn quiesce(mut self, me: u32) -> Self {
         let mut host = 0;
         loop {

@@ -13,7 +13,7 @@ pub(crate) enum Point {
 
 const POINTS: usize = 4;
 
-/// A refusal, and the point at which it strikes.
+/// A planned fault: a refusal, and the call or command that is refused.
 #[derive(Debug)]
 pub(crate) struct Strike {
     pub(crate) point: Point,

@@ -63,11 +63,11 @@ pub(super) struct Recipe {
 /// A stored result with its recipe.
 pub(super) struct Candidate {
     storage: Weak<Storage>,
-    /// The number of writes when it was stored: what was written since is not in the recipe.
+    /// The number of writes to the result when it was stored. The recipe does not cover later writes.
     writes: u32,
     stream: Stream,
     recipe: Recipe,
-    /// The addresses of the result and of what its loops read.
+    /// The addresses of the result and of the memory that its loops read.
     memory: SmallVec<[Range<u64>; 4]>,
 }
 
@@ -181,7 +181,7 @@ impl Recipes<'_> {
 }
 
 impl Recipe {
-    /// Returns the loops, which write `result`; `None` if what they read is not there, or was written since.
+    /// Returns the loops, which write `result`; `None` if memory that they read no longer exists, or was written since.
     fn deferrals(&self, result: &Arc<Storage>, stream: &Stream) -> Option<Vec<Deferral>> {
         let mut made: Vec<(usize, Arc<Storage>)> = vec![(self.result, Arc::clone(result))];
         let mut deferrals = Vec::new();
@@ -348,7 +348,7 @@ pub(super) fn forget_saved(window: &Window, is_end: bool) {
 }
 
 impl Candidate {
-    /// Returns the result with the addresses of its memory and of what its loops read; `None` if one of them is gone.
+    /// Returns the result with the addresses of its memory and of the memory that its loops read; `None` if one of them is gone.
     fn placed(mut self) -> Option<Self> {
         let kept =
             (self.recipe.steps.iter().flat_map(|step| &step.inputs)).filter_map(|source| match source {

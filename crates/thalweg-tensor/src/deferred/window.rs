@@ -79,7 +79,7 @@ pub(super) struct Waiting {
     pub outputs: SmallVec<[Operand; 2]>,
     /// Whether it has waited while a command of another kind was queued.
     has_let_pass: bool,
-    /// Whether it computes again what was forgotten, or what is not stored at all.
+    /// Whether the loop computes again a result that was forgotten, or one that is not stored at all.
     is_again: bool,
 }
 
@@ -307,7 +307,7 @@ impl Waiters {
         memory
     }
 
-    /// Makes the operands of a loop one family, with the loops that read what it writes.
+    /// Makes the operands of a loop one family, together with the loops that read its results.
     fn unite(&mut self, waiting: &Waiting) {
         let result = waiting.outputs[0].memory;
         let family = self.family(result);
@@ -328,7 +328,7 @@ impl Waiters {
         }
     }
 
-    /// Returns the families of loops that read what loops of a family read to compute something again.
+    /// Returns the families of loops that compute something again and read the same memory as such loops of this family.
     fn siblings(&self, family: u32) -> SmallVec<[u32; 8]> {
         let is_read_by_both = |used: &Used| used.readers.iter().any(|&reader| self.family(reader) == family);
         self.all().filter(|(_, used)| is_read_by_both(used)).map(|(memory, _)| self.family(memory)).collect()

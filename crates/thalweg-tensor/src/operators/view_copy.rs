@@ -101,7 +101,7 @@ fn check_part(call: &Call<'_>) -> Result<()> {
     }
 }
 
-/// Copies what another operator returns for the same arguments.
+/// Copies the results of another operator with the same arguments.
 fn copied(call: &Call<'_>, view: &'static Operator) -> Result<Tensors> {
     let views = view.call(call.arguments, None, call.label)?;
     views.iter().map(|view| view.copied(call.label.location)).collect()

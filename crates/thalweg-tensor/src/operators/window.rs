@@ -437,7 +437,7 @@ impl Convolution {
         self.library_call([input, weight], computed, &size, numbers, (bias, relu))
     }
 
-    /// Returns what cuDNN computes from two operands, of this size; `None` if cuDNN does not support it.
+    /// Returns the result, of this size, of a call of cuDNN with two operands; `None` if cuDNN does not support it.
     fn library_call(
         &self,
         operands: [&Tensor; 2],

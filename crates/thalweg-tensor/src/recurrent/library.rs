@@ -301,7 +301,7 @@ fn checked(
     Ok(memory)
 }
 
-/// Computes output, last states and what the backward pass reads.
+/// Computes output, last states, and the memory that the backward pass reads.
 pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let (input, weights, hidden) = (call.tensor(0), call.tensor(1), call.tensor(2));
     let inputs = input.shape().last().copied().unwrap_or(0);

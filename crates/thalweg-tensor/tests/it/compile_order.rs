@@ -23,8 +23,8 @@ fn bits(tensor: &Tensor) -> Vec<u64> {
     values(tensor).into_iter().map(f64::to_bits).collect()
 }
 
-/// Runs a function of leaves and its backward pass, eagerly and compiled, and compares the bits of all gradients. Returns what the
-/// compiled backward pass counted.
+/// Runs a function of leaves and its backward pass, eagerly and compiled, and compares the bits of all gradients. Returns the
+/// counters of the compiled backward pass.
 fn passed(leaves: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Tensor>) -> Counters {
     let gradients = |loss: &dyn Fn() -> Result<Tensor>| {
         let loss = loss().unwrap();

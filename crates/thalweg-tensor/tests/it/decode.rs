@@ -253,7 +253,7 @@ fn attention_of_one_query_is_near_that_in_f64() {
     }
 }
 
-/// Returns what a cache (batch, heads, keys, features) holds after a key or value (batch, heads, 1, features) is written at a
+/// Returns the contents of a cache (batch, heads, keys, features) after a key or value (batch, heads, 1, features) is written at a
 /// position.
 fn appended(cache: &Tensor, new: &Tensor, position: i64) -> Vec<f64> {
     let (mut all, new) = (values(cache), values(new));

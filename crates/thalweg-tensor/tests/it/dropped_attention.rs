@@ -16,7 +16,7 @@ use thalweg_tensor::sdp::sdp_kernel;
 
 use crate::support::{assert_close, device, random, values};
 
-/// A call: the sizes, and what else it has.
+/// A call: its sizes and options.
 #[derive(Clone, Debug)]
 struct Case {
     batch: usize,

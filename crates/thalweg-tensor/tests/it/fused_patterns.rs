@@ -1,4 +1,4 @@
-//! The table of patterns: the operator of each row computes what the calls do that it replaces.
+//! The table of patterns: the operator of each row has the results of the calls that it replaces.
 
 use thalweg_ir::DType;
 use thalweg_ops::fused::{Argument as Part, Call, Extents, PATTERNS, Pattern};

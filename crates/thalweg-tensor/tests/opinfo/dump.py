@@ -1,4 +1,4 @@
-"""Dumps the samples of OpInfo, PyTorch's own database of operators, with what PyTorch's CPU backend answers to them.
+"""Dumps the samples of OpInfo, PyTorch's own database of operators, with the results of PyTorch's CPU backend.
 
     python3 dump.py --out goldens                              # the subset that the tests read
     python3 dump.py --out complex --dtypes complex64 --samples 2 --core-samples 2 --cap 400 --ops ...

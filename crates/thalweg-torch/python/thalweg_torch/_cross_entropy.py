@@ -1,4 +1,4 @@
-"""`cross_entropy_loss` of eager PyTorch by one kernel forward and one backward.
+"""Computes `cross_entropy_loss` of eager PyTorch by one kernel for the forward pass and one for the backward pass.
 
 PyTorch composes it from log-softmax and a loss: under autocast matrices of the size of the scores are written five times and read
 five times, and logarithms of probabilities are rounded to the dtype of the scores in between. Here the scores are read twice

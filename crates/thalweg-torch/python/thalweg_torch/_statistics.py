@@ -106,7 +106,7 @@ def get_per_process_memory_fraction(device=None):
 
 
 def _theirs():
-    """`torch.cuda.memory` in the second tier, where PyTorch keeps the stacks; else None."""
+    """Returns `torch.cuda.memory` in the second tier, in which PyTorch keeps the stacks; else None."""
     import torch
 
     return torch.cuda.memory if _state.enabled is not None and _state.enabled.tier == 2 else None
@@ -120,7 +120,7 @@ def _snapshot(device=None, augment_with_fx_traces=False):
 
 
 def memory_snapshot(mempool_id=None, include_traces=True):
-    """The segments, as `torch.cuda.memory_snapshot` has them; of one pool only, if one is named."""
+    """Returns the segments in the form of `torch.cuda.memory_snapshot`; of one pool only, if one is named."""
     segments = _snapshot()["segments"]
     if mempool_id is None:
         return segments
@@ -136,7 +136,7 @@ def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False
 
 
 def _record_memory_history(enabled="all", *arguments, **keywords):
-    """Records what happens from now on (`torch.cuda.memory._record_memory_history`), on all devices. Stacks are Python's."""
+    """Starts recording the events of all devices (`torch.cuda.memory._record_memory_history`). Stacks are Python's."""
     if theirs := _theirs():
         return theirs._record_memory_history(enabled, *arguments, **keywords)
     record = _record_legacy if isinstance(enabled, bool) else _record

@@ -191,7 +191,7 @@ impl Torch {
         answer(status, collected.into_inner()).unwrap()
     }
 
-    /// Returns what a function writes.
+    /// Returns the text that a function writes.
     pub fn text(
         &self,
         call: impl FnOnce(Option<&Allocator>, Write, *mut c_void) -> Status,

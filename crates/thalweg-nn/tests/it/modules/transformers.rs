@@ -73,7 +73,7 @@ pub fn build(name: &str, a: &Arguments<'_>, g: &mut Generator, d: &Device) -> Re
     })
 }
 
-/// A layer's refusal names what was expected.
+/// Checks that the error of a layer names the expected shape.
 #[test]
 fn layers_of_transformers_refuse_what_does_not_fit() {
     let (g, d) = (&mut Generator::new(0), &crate::support::device());

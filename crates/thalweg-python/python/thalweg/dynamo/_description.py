@@ -1,4 +1,4 @@
-"""Descriptions of programs: what `_core.Program` is made of."""
+"""Descriptions of programs, from which `_core.Program` is made."""
 
 from thalweg._core import Place
 

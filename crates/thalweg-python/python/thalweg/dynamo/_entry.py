@@ -1,4 +1,4 @@
-"""The function that PyTorch's compiler calls, and what it makes of a graph."""
+"""The function that PyTorch's compiler calls with a graph, and the function that it returns."""
 
 import functools
 

@@ -63,7 +63,8 @@ RULES = {
 
 
 def rewritten(gm):
-    """Returns a graph with its cross entropies as calls of ours, and without calls that detach what nothing differentiates any more."""
+    """Returns a graph with its cross entropies as calls of the table, and without calls of `detach` whose results are
+    not differentiated any more."""
     for node in gm.graph.nodes:
         if _is(node, aten.detach.default) and all(user.op != "output" for user in node.users):
             node.replace_all_uses_with(node.args[0])

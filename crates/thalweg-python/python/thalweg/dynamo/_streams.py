@@ -112,7 +112,7 @@ class Simulated:
         thalweg.cuda.set_stream(self._stream(number))
 
     def call(self, target, *arguments):
-        """Does what an operator of streams does."""
+        """Executes an operator of streams."""
         name = target._schema.name.removeprefix("streams::")
         if name in ("fork", "join"):
             self.switch(arguments[1])

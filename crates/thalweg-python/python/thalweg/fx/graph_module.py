@@ -78,7 +78,8 @@ def _format_import_block(names, importer=None):
 
 
 def _with_package(src):
-    """Runs import statements of generated code, in which this package is `torch`, and returns what they define."""
+    """Runs import statements of generated code, in which this package is `torch`, and returns the names that they
+    define."""
     namespace = {}
     own = package().__name__
     for statement in src.split("\n"):

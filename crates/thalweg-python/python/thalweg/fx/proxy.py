@@ -1,4 +1,4 @@
-"""Symbolic values (`torch.fx.proxy`): they record what a program does with them as nodes."""
+"""Symbolic values (`torch.fx.proxy`): the operations of a program on them are recorded as nodes."""
 
 import copy
 import dis

@@ -15,7 +15,7 @@ _preserves = False
 
 @contextlib.contextmanager
 def preserve_node_meta(enable=True):
-    """A region in which new nodes take over what the node that is being run is annotated with."""
+    """A region in which new nodes get the annotations of the node that is being run."""
     global _preserves, current_meta
     former, meta = _preserves, current_meta.copy()
     try:

@@ -65,7 +65,7 @@ def start(optimizer, group, parameter, state):
 
 
 def step(optimizer, group, parameter, gradient, state):
-    """Steps a parameter by the rule of an optimizer, and writes its states. What is recorded is recorded of values as they are before the step."""
+    """Steps a parameter by the rule of an optimizer, and writes its states. Recorded gradients are with respect to the values before the step."""
     start(optimizer, group, parameter, state)
     if "step" in state:
         state["step"] += 1

@@ -63,7 +63,7 @@ impl fmt::Debug for Padding {
 /// The computation of a function.
 pub(super) type FunctionBody = Arc<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
-/// A registered function, and what is known from its calls.
+/// A registered function, and the facts known from its calls.
 pub(super) struct Function {
     pub(super) name: String,
     pub(super) options: FunctionOptions,

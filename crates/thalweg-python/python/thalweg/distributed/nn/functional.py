@@ -1,4 +1,5 @@
-"""Collectives with gradients (`torch.distributed.nn.functional`): the gradient of what other ranks have received comes back to the rank that sent it."""
+"""Collectives with gradients (`torch.distributed.nn.functional`): the gradient of a tensor that other ranks have
+received comes back to the rank that sent it."""
 
 from ... import _core
 from ..._left_out import attributes

@@ -29,7 +29,7 @@ def _attribute(module, path):
 
 
 class SubgraphMatcher:
-    """Finds a pattern in graphs. The pattern's results are matched first, then what they are computed from."""
+    """Finds a pattern in graphs. The pattern's results are matched first, then their arguments."""
 
     def __init__(self, pattern, match_output=False, match_placeholder=False, remove_overlapping_matches=True, ignore_literals=False):
         self.pattern, self.match_output, self.match_placeholder = pattern, match_output, match_placeholder
