@@ -128,7 +128,7 @@ pub(crate) fn divided(segment: &Segment, live: &[u32]) -> Option<Divided> {
     Some(Divided { live: crate::grouping::live(&segment), segment, origins })
 }
 
-/// Returns whether a loop computes every point by itself, from operands that follow its points.
+/// Returns whether a loop computes each point independently of others, from operands that it reads and writes point by point.
 fn is_divisible(launch: &LoopLaunch) -> bool {
     let body = &launch.body;
     body.reductions.is_empty()

@@ -1,9 +1,9 @@
-// The definitions with which an editor, and a compiler that gets a kernel's file alone, read it: those of a kernel of float32, or, if the
-// file defines HALF, of bfloat16.
+// The definitions for an editor or a compiler that reads a kernel's file alone: those of a kernel of float32, or, if the file defines
+// HALF, of bfloat16.
 #pragma once
 #include "../../thalweg-ir/src/cuda/prelude.cuh"
 
-// Included files may have functions that a kernel does not call.
+// Included files may contain functions that a kernel does not call.
 #pragma nv_diag_suppress 177
 
 #define NAME kernel

@@ -1,4 +1,4 @@
-// The place of the greatest or smallest element of each row.
+// The position of the greatest or smallest element of each row.
 #ifndef NAME
 #include "defaults.cuh"
 #endif

@@ -1,4 +1,4 @@
-// Attention of one query: a block, or the blocks of a cluster, have the keys of a head.
+// Attention of one query: a block, or the blocks of a cluster, process the keys of a head.
 #ifndef NAME
 #include "defaults.cuh"
 #define THREADS 512
@@ -55,7 +55,7 @@ static __device__ __forceinline__ f32 to_greatest(const f32 from, const f32 to) 
     return from == to ? 1.0f : expf(from - to);
 }
 
-// Blocks of a cluster share the keys of a head; before compute capability 9.0 the first has them all.
+// Blocks of a cluster share the keys of a head; before compute capability 9.0 the first block processes all of them.
 #if SPLIT > 1 && __CUDA_ARCH__ >= 900
 #define PARTS SPLIT
 #define CLUSTER __cluster_dims__(1, SPLIT, 1)

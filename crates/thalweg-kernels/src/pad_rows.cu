@@ -17,7 +17,7 @@ struct alignas(16) vector {
     u32 words[4];
 };
 
-// Copies the part of a row that is within 16 bytes, two at a time.
+// Copies the part of a row within a 16-byte vector, two bytes at a time.
 DEVICE void copy_halves(const arguments& x, const u64 row, const i64 first) {
     for (i64 at = first; at < first + 16; at += 2) {
         if (at >= 0 && at < i64(x.target_row_bytes)) {

@@ -1,4 +1,5 @@
-// Rows that stream through the shared memory of a cluster of BLOCKS blocks. Of a row, a block has every BLOCKS-th piece of as many vectors as a group has threads.
+// Rows that stream through the shared memory of a cluster of BLOCKS blocks. Each block has every BLOCKS-th piece of a row, where a
+// piece is one vector per thread of a group.
 
 // The state that the groups of a block share: barriers of the rows in progress, and the combined values of the warps of all blocks.
 template <u32 BLOCKS, u32 GROUPS, u32 STAGES, u32 THREADS, u32 VALUES> struct streamed_rows {
@@ -8,7 +9,7 @@ template <u32 BLOCKS, u32 GROUPS, u32 STAGES, u32 THREADS, u32 VALUES> struct st
 
 static __device__ __forceinline__ u32 in_shared(const void* const at) { return u32(__cvta_generic_to_shared(at)); }
 
-// Waits until all blocks of the cluster are here.
+// Waits until all blocks of the cluster have reached this point.
 static __device__ __forceinline__ void meet_cluster() {
     __syncwarp();
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
@@ -41,7 +42,7 @@ template <u32 THREADS> static __device__ __forceinline__ void meet_group(const u
     asm volatile("bar.sync %0, %1;" :: "r"(1 + group), "n"(THREADS) : "memory");
 }
 
-// How many elements a block has of a row, whose pieces have PIECE elements.
+// The number of elements of a row that a block has, if a piece has PIECE elements.
 template <u32 BLOCKS, u32 PIECE, class I> static __device__ __forceinline__ u32 elements_of_block(const I points, const u32 rank) {
     const I whole = points / (BLOCKS * PIECE), rest = points - whole * (BLOCKS * PIECE), before = I(rank) * PIECE;
     return u32(whole) * PIECE + (rest > before ? u32(rest - before < PIECE ? rest - before : PIECE) : 0);

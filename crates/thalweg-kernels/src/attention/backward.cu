@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         tile.add(s, tile, added);
 #endif
         const bool is_masked = is_causal(x) && query < first_row + 63;
-        // The first query that sees a row's key, from the tile's first on.
+        // The first query of the tile that may attend to the key of this row.
         const i32 from = i32(row - query) - i32(lane % 4 * 2);
         const f32* const sums = (const f32*)(memory + (stage + 2 * TILE_BYTES - shared_address(memory)));
         #pragma unroll

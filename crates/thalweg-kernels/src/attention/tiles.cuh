@@ -75,15 +75,16 @@ struct operand {
 struct arguments {
     operand q, k, v, o, grad_o, grad_q, grad_k, grad_v;
     f32* lse;
-    // Of each query: the logarithm to base 2 of its sum, and the sum over o · grad_o. Rows of `padded`; the second kind behind the first.
+    // For each query: the logarithm to base 2 of its sum, and the sum over o · grad_o. First the logarithms of all `padded` rows,
+    // then the sums.
     f32* sums;
-    // Heads of queries, and how many share one of keys; blocks of a head, and heads of a band.
+    // The number of heads of queries, and how many of them share one head of keys; the blocks of a head, and the heads of a band.
     i64 heads, shared, queries, keys, padded, blocks, band, all_heads;
     u32 columns, flags;
     // The factor of scores in base 2, and the factor itself.
     f32 scale, factor;
     u64 dtype, pass;
-    // What is added to the scores: strides along batches, heads and queries, and along keys; 0 where it repeats.
+    // The mask that is added to the scores: strides along batches, heads, queries and keys; 0 along repeated dimensions.
     operand mask;
     i64 mask_key;
     // The gradient of the mask, in the layout of the mask.
@@ -184,7 +185,7 @@ DEVICE mask mask_of(const arguments& x, const i64 batch, const i64 head) {
 
 #define LOWEST (IS_BF16 ? 0xff80u : 0xfc00u)
 
-// What was loaded as the numbers of a pair of keys, or as one number in the low half.
+// Converts loaded bits to the numbers of a pair of keys, or to one number in the low half.
 DEVICE u32 numbers_of(const mask& m, const u32 x) {
     return m.truths ? (x & 0xffu ? 0 : LOWEST) | (x & 0xff00u ? 0 : LOWEST << 16) : x;
 }
@@ -289,7 +290,7 @@ template <u32 COUNT> struct mask_of_queries {
     }
 };
 
-// The same of the transposed matrix: of keys `key` and eight further on, and queries from `first` on.
+// The same for the transposed matrix: for key `key` and the key eight rows later, and queries beginning at `first`.
 template <u32 COUNT> struct mask_of_keys {
     u16 each[COUNT];
 
@@ -330,8 +331,8 @@ template <u32 COUNT> struct mask_of_keys {
 };
 #endif
 
-// Which rows of which head a block of threads owns: heads in bands whose operands stay in the cache, and in a band the blocks with the most work
-// first.
+// The head and the rows that a block of threads owns. Heads are grouped in bands whose operands fit in the cache; within a band,
+// blocks with the most work come first.
 DEVICE place place_of(const arguments& x, const i64 heads, const u32 rows, const bool descends, const i64 all_heads, const i64 item) {
     const i64 per_band = x.band * x.blocks, band = item / per_band, within = item % per_band;
     const i64 left = all_heads - band * x.band, width = left < x.band ? left : x.band;
@@ -339,7 +340,7 @@ DEVICE place place_of(const arguments& x, const i64 heads, const u32 rows, const
     return {head / heads, head % heads, (descends ? x.blocks - 1 - block : block) * rows};
 }
 
-// Copies ROWS rows from `first` on into a tile, by COPIERS threads; zeros stand for rows and columns that are not there.
+// Copies ROWS rows beginning at `first` into a tile, by COPIERS threads; rows and columns beyond the end are zeros.
 template <u32 ROWS, u32 COPIERS>
 DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i64 first, const i64 rows, const u32 columns, const u32 thread) {
     constexpr u32 STEP = COPIERS / CHUNKS;
@@ -368,7 +369,7 @@ DEVICE void copies_arrive(const u32 at) { asm volatile("cp.async.mbarrier.arrive
 DEVICE void copies_finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE void to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The descriptor of a panel of rows of 128 bytes: `apart` is how many bytes panels lie apart.
+// The descriptor of a panel of rows of 128 bytes; `apart` is the distance between panels in bytes.
 DEVICE u64 panel(const u32 at, const u32 apart) {
     return u64(at >> 4 & 0x3fff) | u64(apart >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
@@ -458,7 +459,7 @@ template <u32 COUNT> DEVICE void round_to_elements(u32 (&to)[COUNT / 2], const f
     for (u32 i = 0; i < COUNT / 2; ++i) { to[i] = pair(x[i * 2], x[i * 2 + 1]); }
 }
 
-// Writes 64 rows of sums of the columns from `from` on, times a factor per row half, where rows and columns are.
+// Writes 64 rows of sums of the columns beginning at `from`, multiplied by a factor per row half, up to the last row and column.
 DEVICE void store_rows(u16* to, const i64 stride, const i64 first, const i64 rows, const u32 from, const u32 columns, const f32 (&x)[COLUMNS / 2], const f32 upper, const f32 lower) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const i64 row = first + warp * 16 + lane / 4;

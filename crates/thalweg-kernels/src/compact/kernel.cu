@@ -96,7 +96,7 @@ static __device__ __forceinline__ void write_coordinates(const arguments& x, i64
     }
 }
 
-// Calls a function with the number of each set flag of a part, and its rank among all.
+// Calls a function with the index of each set flag of a part, and its rank among all set flags.
 template <class F>
 static __device__ __forceinline__ void each_set(const arguments& x, const u64 part, u64 rank, u32* const sums, F call) {
     __shared__ u16 set[TILE];

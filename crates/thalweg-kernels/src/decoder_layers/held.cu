@@ -24,22 +24,22 @@
 #define TILE (8 * WARPS)
 
 #if __CUDA_ARCH__ >= 900
-// A greatest exponent to subtract: zero where there is none.
+// The greatest exponent, which is subtracted from all; zero if there is none.
 static __device__ __forceinline__ f32 base_of(const f32 greatest) {
     return greatest == -__int_as_float(0x7f800000) ? 0.0f : greatest;
 }
 
-// How a block has its rows of a matrix, a share of them, side by side in shared memory.
+// The layout of a block's rows of a matrix, side by side in shared memory.
 template <u32 SHARE, u32 TERMS> struct rows_of {
     static constexpr u32 share = SHARE, octets = (SHARE + 7) / 8, terms = TERMS, all_steps = TERMS / 32;
-    // From one row in shared memory to the next: a quarter warp that reads two rows meets all banks.
+    // The distance from one row in shared memory to the next, so that a quarter warp that reads two rows uses all banks.
     static constexpr u32 stride = TERMS * 2 / 128 * 128 + (TERMS * 2 % 128 == 0 ? 64 : 192);
     static constexpr u32 bytes = octets * 8 * stride;
     // The terms of a warp, in steps of 32.
     static constexpr u32 steps = (all_steps + WARPS - 1) / WARPS;
 };
 
-// Rows side by side, of which the last blocks have fewer.
+// Rows side by side; the last blocks have fewer of them.
 template <u32 ROWS, u32 TERMS> struct product : rows_of<(ROWS / 2 + BLOCKS - 1) / BLOCKS * 2, TERMS> {
     typedef rows_of<(ROWS / 2 + BLOCKS - 1) / BLOCKS * 2, TERMS> own;
     static __device__ __forceinline__ u32 first() { return min(ROWS, blockIdx.x * own::share); }
@@ -64,13 +64,13 @@ static __device__ __forceinline__ void wait_phase(const u32 barrier, const u32 p
                  :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// Begins to copy weights or keys, which the L2 need not keep (the policy is that they are evicted first).
+// Begins to copy weights or keys, which need not stay in the L2 cache (their policy is to be evicted first).
 static __device__ __forceinline__ void copy(const u32 to, const void* from, const u32 bytes, const u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                  :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier), "l"(0x12f0000000000000ull) : "memory");
 }
 
-// Begins to copy two values, which this thread alone reads.
+// Begins to copy two values that only this thread reads.
 static __device__ __forceinline__ void copy_pair(u32* to, const Element* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
                  :: "r"(u32(__cvta_generic_to_shared(to))), "l"(__cvta_generic_to_global(from)) : "memory");
@@ -135,7 +135,7 @@ struct state {
     alignas(16) f32 gathered[CLUSTER * WARPS][EACH];
     alignas(16) float2 tops[CLUSTER * WARPS];
     alignas(16) float2 moments[WARPS];
-    // The norms' scales and biases, and the products' biases; of the first product's for each block that gets the sums.
+    // The norms' scales and biases, and the products' biases; those of the first product once for each block that gets the sums.
     u32 scales[2][2][FEATURES / 2], packed_biases[packing::share / 2 * CLUSTER], biases[3][MOST_ROWS / 2];
     u64 full[4 + SLOTS], empty[4 + SLOTS], handed, gathering;
     layer layers[LAYERS];
@@ -144,7 +144,7 @@ struct state {
 // The part of attention that a block computes.
 struct piece { u32 head, rank, begin, end, fresh, warps; };
 
-// Begins to copy the block's rows of a matrix, as soon as the place is empty.
+// Begins to copy the block's rows of a matrix, as soon as their memory is free.
 template <class P> static __device__ __forceinline__ void bring(const Element* weight, u8* to, const u32 full, const u32 empty, const u32 phase) {
     const u32 lane = threadIdx.x % 32, rows = P::rows();
     wait_phase(empty, phase ^ 1);
@@ -153,7 +153,7 @@ template <class P> static __device__ __forceinline__ void bring(const Element* w
     }
     __syncwarp();
     constexpr u32 PIECE = P::terms % FEATURES == 0 ? FEATURES : P::terms, PIECES = P::terms / PIECE;
-    // Four lanes rather than all: a burst of a whole matrix holds up the results that blocks wait for.
+    // Four lanes copy, not all: copying an entire matrix in one burst would delay the results that blocks wait for.
     for (u32 piece = lane; lane < 4 && piece < rows * PIECES; piece += 4) {
         const u32 row = piece / PIECES, term = piece % PIECES * PIECE;
         copy(address_of(to + row * P::stride + 2 * term), weight + u64(P::source(row)) * P::terms + term, PIECE * 2, full);
@@ -285,7 +285,7 @@ static __device__ __forceinline__ void normalize(state& own, const float2 (&pair
     }
 }
 
-// Two features of the row that goes in; NaN of a token that there is not, and of a position.
+// Two features of the input row; NaN if the token or the position does not exist.
 static __device__ __forceinline__ float2 given(const arguments& x, const i64 token, const i64 position, const u32 at) {
     if (x.token == nullptr) {
         const u32 both = ((const u32*)x.x)[at];
@@ -336,14 +336,14 @@ template <class P> static __device__ __forceinline__ void await_row(state& own, 
     await(given, at, tag);
     #pragma unroll
     for (u32 i = 0; i < COUNT; ++i) {
-        // A line that several lanes have is the warp's own, or that of no warp's product.
+        // A row that several lanes share belongs to this warp, or is not used by its product.
         if (warp * LINES + lane + i * 32 == lines[i]) {
             *(uint2*)(own.row + 2 * lines[i]) = make_uint2(given[i].a, given[i].b);
         }
     }
 }
 
-// Eight features of 32 (a quarter of them), or four of 16 and zeros.
+// Eight features out of 32, or four out of 16 and zeros.
 static __device__ __forceinline__ uint4 quarter(const void* row, const u32 step) {
     const u32 part = threadIdx.x % 4;
     if (WIDTH == 16) {
@@ -417,7 +417,7 @@ static __device__ __forceinline__ void attend(state& own, const piece& p, const 
             const uint4 query = quarter(own.projected[0], step);
             multiply(both[step & 1], key[step], query, query);
         }
-        // Every lane has the scores of two keys, as have seven others.
+        // Every lane has the scores of two keys, which seven other lanes have, too.
         const u32 place = first + lane % 4 * 2;
         const f32 none = -__int_as_float(0x7f800000);
         const f32 a = place < p.end ? (both[0][0] + both[1][0]) * scale : none, b = place + 1 < p.end ? (both[0][1] + both[1][1]) * scale : none;
@@ -711,7 +711,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     }
 }
 #else
-// The host launches nothing here.
+// Nothing to launch when the host compiles this file.
 extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }

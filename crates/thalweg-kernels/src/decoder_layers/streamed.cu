@@ -27,11 +27,11 @@
 #define PACKED ((HEADS + 2 * KEY_HEADS) * WIDTH)
 // The number of pieces whose copies are awaited together.
 #define BATCH 4
-// The keys for which another block shares a head.
+// The number of keys from which on several blocks share a head.
 #define PART_KEYS 128
 
 #if __CUDA_ARCH__ >= 800
-// Begins to copy a piece of weights, which this thread alone reads.
+// Begins to copy a piece of weights that only this thread reads.
 static __device__ __forceinline__ void copy_piece(uint4* to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
@@ -80,7 +80,7 @@ constexpr u32 TEAM = WIDTH <= 16 ? 2 : WIDTH <= 32 ? 4 : WIDTH <= 64 ? 8 : WIDTH
 struct state {
     // Pieces of weights whose copies are in progress; each thread has its own.
     uint4 pieces[DEPTH][THREADS];
-    // The row that a product takes.
+    // The row that a product reads.
     alignas(16) u32 row[most(most(FEATURES, ATTENDED), HIDDEN) / 2];
     // Partial sums of each warp, eight numbers apart, so that rounds use different memory banks.
     alignas(16) f32 parts[ROUNDS][WARPS * 8 + 8];
@@ -101,7 +101,7 @@ struct stream {
     // The number of pieces of this group that are left, and the position in shared memory that is read next.
     u32 left, group, product, number, layers, slot;
 
-    // Finds the first group from here on of which the warp has terms.
+    // Finds the next group of which the warp has terms.
     __device__ __forceinline__ void find(const state& own) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = lane / 4;
         while (number < layers) {
@@ -121,7 +121,7 @@ struct stream {
         }
     }
 
-    // Begins to copy the next batch into the places from `to` on.
+    // Begins to copy the next batch to the positions beginning at `to`.
     __device__ __forceinline__ void bring(state& own, const u32 to) {
         #pragma unroll 1
         for (u32 i = 0; i < BATCH && number < layers; ++i) {
@@ -213,7 +213,7 @@ static __device__ __forceinline__ scales scales_of(const affine& norm) {
     return found;
 }
 
-// Normalizes the row, of which a thread has some pairs, into shared memory.
+// Normalizes the thread's pairs of the row, and writes them to shared memory.
 static __device__ __forceinline__ void normalize(state& own, const float2 (&pairs)[PAIRS], const scales& norm, const f32 eps) {
     f32 mean = 0.0f, square = 0.0f;
     if (CENTRED) {
@@ -242,7 +242,7 @@ static __device__ __forceinline__ void normalize(state& own, const float2 (&pair
     __syncthreads();
 }
 
-// Two features of the row that goes in; NaN of a token that there is not, and of a position.
+// Two features of the input row; NaN if the token or the position does not exist.
 static __device__ __forceinline__ float2 given(const arguments& x, const i64 token, const i64 position, const u32 at) {
     if (x.token == nullptr) {
         const u32 both = ((const u32*)x.x)[at];
@@ -278,7 +278,7 @@ static __device__ __forceinline__ void await_pairs(float2 (&pairs)[PAIRS], const
     }
 }
 
-// Waits for a row of pairs of elements, and puts it into shared memory.
+// Waits for a row of pairs of elements, and writes it to shared memory.
 template <u32 TERMS> static __device__ __forceinline__ void await_row(state& own, const u32* from, const u32 tag) {
     constexpr u32 COUNT = (TERMS / 4 + THREADS - 1) / THREADS;
     tagged found[COUNT];
@@ -301,12 +301,12 @@ template <u32 TERMS> static __device__ __forceinline__ void await_row(state& own
 // Sums of eight weighted values; the exponents of the weights are relative to the greatest one.
 struct weighted { f32 greatest, total, sums[8]; };
 
-// A greatest exponent to subtract: zero where there is none.
+// The greatest exponent, which is subtracted from all; zero if there is none.
 static __device__ __forceinline__ f32 base_of(const f32 greatest) {
     return greatest == -__int_as_float(0x7f800000) ? 0.0f : greatest;
 }
 
-// Turns a pair of features of a query or a key, and the pair half a head further on, by the position's angles.
+// Rotates a pair of features of a query or a key (one feature, and the one half a head later) by the position's angles.
 static __device__ __forceinline__ void turn(u32* row, const u32 at, const float2 cosine, const float2 sine) {
     const u32 near = row[at], far = row[at + WIDTH / 4];
     row[at] = pair_of(low(near) * cosine.x - low(far) * sine.x, high(near) * cosine.y - high(far) * sine.y);
@@ -512,7 +512,7 @@ static __device__ __forceinline__ void attend(state& own, const arguments& x, co
     }
 }
 
-// Asks for the block's keys and values of a layer, which the L2 may not have.
+// Prefetches the block's keys and values of a layer to the L2 cache.
 static __device__ __forceinline__ void ask_for_keys(const layer& of, const u32 unit, const attention& a) {
     const u32 shared = unit / a.parts / (HEADS / KEY_HEADS), part = unit % a.parts;
     const u32 share = (a.keys + a.parts - 1) / a.parts, begin = min(a.keys, part * share), end = min(a.keys, begin + share);
@@ -571,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     u32* const mixed = packed + PACKED;
     u32* const hidden = mixed + ATTENDED;
     u32* const partial = hidden + HIDDEN;
-    // The thread's pair of rows of a round, of the products to features, and of those that may be gated.
+    // The thread's pair of rows of a round: for products to features, and for products that may be gated.
     const u32 round = thread / 4, pair = thread % 4 * 2;
     const u32 own_row = (first_of(MIXING) + round * BLOCKS) * 8 + pair, packed_row = (first_of(PACKING) + round * BLOCKS) * 8 + pair;
     const bool has_row = own_row < FEATURES, has_packed = packed_row < PACKED;
@@ -665,7 +665,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     }
 }
 #else
-// The host launches nothing here.
+// Nothing to launch when the host compiles this file.
 extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }

@@ -9,7 +9,7 @@
 struct arguments {
     const Element* input;
     const Element* grid;
-    // Forward the result; backward the gradient of the result, which is read.
+    // In the forward pass the result, in the backward pass its gradient, which is read.
     Element* output;
     Sum* of_input;
     Element* of_grid;
@@ -129,7 +129,7 @@ static __device__ __forceinline__ Taps taps_of(const arguments& x, const u32 axi
     return taps;
 }
 
-// The elements of a plane that contribute to a point: where they are, and whether they are in the image.
+// The elements of a plane that contribute to a point: their positions, and whether they are inside of the image.
 struct Elements {
     u64 at[TAPS][TAPS];
     bool is_inside[TAPS][TAPS];

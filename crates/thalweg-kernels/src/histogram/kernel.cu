@@ -36,12 +36,12 @@ template <class SUM> static __device__ __forceinline__ u64 bin_of(const argument
         return NONE;
     }
     const SUM place = (value - SUM(x.low)) * SUM(x.bins) / SUM(x.width);
-    // A product that is infinite is above every place, and a quotient without a value is 0.
+    // An infinite product is above every bin, and an undefined quotient is 0.
     const u64 last = x.bins - 1;
     return place != place || place < SUM(0) ? 0 : place >= SUM(last) ? last : u64(place);
 }
 
-// Calls a function with each bin of a thread's elements and the number of equal ones in succession.
+// Calls a function for each run of equal bins among a thread's elements, with the bin and the length of the run.
 template <class T, class F> static __device__ __forceinline__ void each_run(const arguments& x, F call) {
     constexpr u32 WIDTH = 16 / sizeof(T);
     const T* const source = (const T*)x.source;
@@ -82,7 +82,7 @@ template <class T, class F> static __device__ __forceinline__ void each_run(cons
     }
 }
 
-// Counts in shared memory, in which a bin has a counter for each of some groups of lanes, so that few lanes meet at a counter.
+// Counts in shared memory. Each bin has one counter per group of lanes, so that few lanes use a counter at the same time.
 template <class T> static __device__ __forceinline__ void shared_bins(const arguments& x) {
     extern __shared__ u32 counters[];
     const u32 bins = u32(x.bins), copies = u32(x.copies);

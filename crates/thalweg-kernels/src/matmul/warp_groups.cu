@@ -24,9 +24,9 @@
 constexpr u32 K_TILE = 64, PANEL = 64 * 128;
 constexpr u32 A_BYTES = M_TILE * 128, B_BYTES = N_TILE * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 B_PART = N_TILE / CLUSTER;
-// Rows of 64 that a group has, and groups that read a stage.
+// The number of 64-row tiles of a group, and the number of groups that read a stage.
 constexpr u32 BLOCKS = M_TILE / 64 / (TOGETHER ? 2 : 1), READERS = TOGETHER ? 2 : 1;
-// What a warp stores at a time: 16 rows of 64 columns, twice.
+// The part that a warp stores at a time: 16 rows of 64 columns, twice.
 constexpr u32 OUT_BYTES = 16 * 128;
 
 struct alignas(64) tensor_map { u64 opaque[16]; };
@@ -66,7 +66,7 @@ DEVICE void cluster_wait() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The descriptor of rows of 128 bytes, exchanged within eight rows; panels of 64 columns lie PANEL bytes apart.
+// The descriptor of rows of 128 bytes, swizzled within eight rows; panels of 64 columns are PANEL bytes apart.
 DEVICE u64 rows(const u32 at) { return u64(at >> 4 & 0x3fff) | u64(PANEL >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62; }
 
 DEVICE u32 pair(const f32 low, const f32 high) {
@@ -157,7 +157,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             const place at = place_of(x, rank, item, row_tiles, column_tiles);
             f32 sums[BLOCKS][N_TILE / 2];
             u32 stage = count % STAGES, phase = count / STAGES % 2, last = 0;
-            // The phase of a barrier is that which is waited for or the one before, since the other group has waited for all stages before this tile's.
+            // The phase of a barrier is the awaited one or the one before it, because the other group has waited for all stages
+            // before this tile's.
             if (!TOGETHER) { asm volatile("bar.sync %0, 256;" :: "r"(group) : "memory"); }
             for (u32 step = 0; step < steps; ++step) {
                 barrier_wait(there + 8 * stage, phase);

@@ -7,7 +7,7 @@
 #endif
 #include "../shared/planes.cuh"
 
-// Converted to Sum without a change of the value.
+// Converts to Sum without changing the value.
 #define INFINITE Sum(__int_as_float(0x7f800000))
 
 struct arguments {
@@ -28,7 +28,7 @@ struct arguments {
     u64 pass;
 };
 
-// The windows that a coordinate of an axis can lie in, or the coordinates of a window: from `first` to before `end`.
+// The windows that can contain a coordinate of an axis, or the coordinates of a window: from `first` to `end` (exclusive).
 struct range {
     i32 first;
     i32 end;
@@ -172,7 +172,7 @@ static __device__ __forceinline__ void of_window(const arguments& x, const u32 (
     }
 }
 
-// A point of COUNT planes, from the gradients of the means of the windows that it is in.
+// A point of COUNT planes, from the gradients of the means of the windows that contain it.
 template <u32 COUNT>
 static __device__ __forceinline__ void of_means(const arguments& x, const u32 (&planes)[COUNT], const u32 channel, const i32 (&at)[3], const u64 own) {
     const u32 inner = u32(x.inner);

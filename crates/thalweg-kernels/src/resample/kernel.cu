@@ -125,7 +125,7 @@ static __device__ __forceinline__ Range uses_of(const arguments& x, const u32 ax
     }
     const bool is_halved = x.by == LINEAR || x.by == CUBIC;
     const Sum moved = x.by == NEAREST_EXACT || is_halved ? Sum(0.5) : Sum(0), back = is_halved ? Sum(0.5) : Sum(0);
-    // Wider by more than the rounding error of a position.
+    // The range is widened by more than the rounding error of a position.
     const Sum wider = (Sum(at) + Sum(4)) * Sum(1e-6);
     const Sum low = (Sum(at) - Sum(TAPS / 2) - wider + back) / scale - moved;
     const Sum high = (Sum(at) + Sum(TAPS == 1 ? 1 : TAPS / 2) + wider + back) / scale - moved;
@@ -163,7 +163,7 @@ static __device__ __forceinline__ Sum weight_of(const arguments& x, const u32 ax
     return sum;
 }
 
-// Where the points of an axis are, from the first point of the plane, with their weights.
+// The offsets of the points of an axis from the first point of the plane, with their weights.
 struct Places {
     u32 at[TAPS];
     Sum weight[TAPS];

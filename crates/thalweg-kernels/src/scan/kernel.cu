@@ -262,7 +262,7 @@ static __device__ __forceinline__ void rows(const arguments& x, Point* totals) {
     }
 }
 
-// Rows that lie side by side: a lane walks one, and the warps of a block eight points of it each.
+// Adjacent rows: each lane scans one row, and each warp of the block scans eight of its points.
 static __device__ __forceinline__ void columns(const arguments& x, Point* totals) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = u32(x.warps);
     const u64 columns = x.outer * x.inner;

@@ -3,7 +3,7 @@
 #include "../defaults.cuh"
 #endif
 
-// Combines two values in a way that a number names.
+// Combines two values by the operation with a given number.
 template <class SUM> static __device__ __forceinline__ SUM added(const SUM a, const SUM b) { return a + b; }
 template <class SUM> static __device__ __forceinline__ SUM multiplied(const SUM a, const SUM b) { return a * b; }
 // Signed arithmetic that overflows is undefined in C.

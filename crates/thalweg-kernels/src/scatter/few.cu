@@ -1,5 +1,5 @@
-// Rows that are combined at a short list of indices: the rows of each index in their order, or, if they are many, those of each share of
-// the list in their order, and then the shares.
+// Rows that are combined at a short list of indices. The rows of each index are combined in order; if there are many, in order within
+// each part of the list, and then the parts.
 #ifndef NAME
 #include "../defaults.cuh"
 #define CALL combine_few<f32, 4>(x)
@@ -44,7 +44,7 @@ template <class T, u32 WIDTH> struct Columns {
 
     __device__ __forceinline__ bool has(const u32 part) const { return first + part * 32 * WIDTH < count; }
 
-    // Combines the first `rows` of the AT_ONCE in a list.
+    // Combines the first `rows` of the AT_ONCE rows in a list.
     __device__ __forceinline__ void add(const arguments& x, const T* const source, const u32* const places, const u32 rows) {
         vector<T, WIDTH> values[AT_ONCE][PARTS];
         #pragma unroll
@@ -102,7 +102,7 @@ template <class T, u32 WIDTH> struct Columns {
         return queued - done;
     }
 
-    // Combines the rows of the places from `first` to `end` that have an index.
+    // Combines the rows with a given index at the positions from `first` to `end` (exclusive).
     __device__ __forceinline__ void add_share(
         const arguments& x, const T* const source, u32* const queue, const u32 key, const u64 first, const u64 end) {
         const u32 lane = threadIdx.x % 32;

@@ -29,7 +29,7 @@ struct arguments {
 
 constexpr u32 THREADS = 256, CHUNK = 32, AT_ONCE = 4;
 
-// The key of a place that has no row.
+// The key of a position without a row.
 constexpr u32 HOLE = ~0u;
 
 // Returns the key of the row before a position, or of the row at or after it. At most one position in between is a hole if the rows

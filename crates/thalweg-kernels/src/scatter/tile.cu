@@ -1,4 +1,4 @@
-// Elements that are combined, in shared memory, into the places that indices name.
+// Elements that are combined, in shared memory, at the positions given by indices.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif

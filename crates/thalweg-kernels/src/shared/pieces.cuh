@@ -3,7 +3,7 @@
 #include "../defaults.cuh"
 #endif
 
-// How many pieces of a lane are under way.
+// The number of pieces of a lane whose copies are in progress.
 #define DEPTH 8
 
 // Rows of weights, eight at a time, in pieces of 16 bytes per lane: a lane has one of the row `lane / 4` at each step. The next DEPTH pieces are under way into

@@ -4,8 +4,8 @@
 #include "../defaults.cuh"
 #endif
 
-// The part of a thread: a point, and planes from a first one on. Blocks along x share the points of a plane, those along y share
-// the planes. A block has several planes if they are smaller than the block.
+// The work of a thread: a point, in several planes beginning with a first one. Blocks along x share the points of a plane, those
+// along y share the planes. A block handles several planes if they are smaller than the block.
 struct PlaneShare {
     u32 point;
     u32 first;

@@ -253,7 +253,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void place_poin
         #pragma unroll
         for (u32 item = 0; item < ITEMS; ++item) {
             const u64 at = begin + start + item * 32;
-            // Beyond the end: after all of the last digit.
+            // Points beyond the end are placed after all points of the last digit.
             key[item] = OF::mask;
             mark[item] = 0;
             if (at < x.length) {
@@ -262,7 +262,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void place_poin
             }
         }
         block.order(key, shift, rank);
-        // The first warp's counts are where each digit begins.
+        // The counts of the first warp are the positions at which each digit begins.
         const u32 line = x.sums[row * 256 + threadIdx.x];
         u32 all;
         const u32 before = sum_before<THREADS>(line, all, block.sums);

@@ -137,7 +137,7 @@ template <class OF> static __device__ __forceinline__ void count_equal(const arg
     }
 }
 
-// Finds the wanted one of the equal points, in the order of the row, and writes it.
+// Finds the wanted one among equal points, in the order of the row, and writes it.
 template <class OF> static __device__ __forceinline__ void place_equal(const arguments& x) {
     __shared__ u32 sums[THREADS / 32];
     __shared__ u64 found[2];

@@ -26,7 +26,7 @@ constexpr u32 VALUES = 2048, DIGIT = 11;
 struct select_block {
     u32 counts[VALUES];
     u32 sums[32];
-    // The digit that the last wanted point has, how many points have a smaller one, and how many have it.
+    // The digit of the last wanted point, the number of points with a smaller digit, and the number of points with this digit.
     u32 digit;
     u32 below;
     u32 same;
@@ -133,7 +133,8 @@ template <class OF, u32 THREADS> static __device__ __forceinline__ void select_f
     const auto point_of = [](const typename OF::key key, const u32 place) { return u64(key) << 32 | place; };
     for (u64 row = blockIdx.x; row < x.outer * x.inner; row += gridDim.x) {
         const u64 begin = first_of(x, row);
-        // The bits of the last wanted point from `shift` on, how many such points are wanted, and how many points are up to it.
+        // The bits of the last wanted point from bit `shift` up, the number of points with these bits that are wanted, and the number
+        // of points up to it.
         u64 prefix = 0;
         u32 shift = BITS, wanted = u32(x.count), candidates = 0;
         do {
@@ -194,7 +195,7 @@ template <class OF, u32 THREADS> static __device__ __forceinline__ void select_o
             wanted -= block.below;
         } while (block.same > 1 && shift > 0);
         const bool is_only = block.same == 1;
-        // Of equal points the wanted one is found in the order of the row.
+        // Among equal points, the wanted one is found in the order of the row.
         u32 place = ~0u, before = 0;
         for (u64 tile = 0; tile < x.length; tile += THREADS) {
             const u64 at = tile + threadIdx.x;

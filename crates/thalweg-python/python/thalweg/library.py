@@ -111,7 +111,7 @@ class CustomOpDef:
 
     @contextlib.contextmanager
     def set_kernel_enabled(self, device_type, enabled=True):
-        """A region in which the function for a kind of device is used, or not."""
+        """Returns a region in which the function for a kind of device is enabled or disabled."""
         key = _BACKENDS.get(device_type, device_type)
         former = self._kernels.get(key)
         if not enabled:

@@ -27,8 +27,8 @@ struct arguments {
 
 typedef pack<f32, 4> quad;
 
-// A factor as a thread sees it: rows of op(A) or columns of op(B) are its lines. Neighbours in memory are terms of one line, or
-// lines of one term. Of a tile of 64 terms a thread moves the quad at (line, term), and every 32 terms further the next.
+// A factor as a thread sees it: its lines are rows of op(A) or columns of op(B). Neighbours in memory are terms of one line, or lines
+// of one term. Of a tile of 64 terms, a thread moves the quad at (line, term) and the quads 32 terms later.
 template <u32 LINES> struct factor {
     const f32* at;
     u64 half;
@@ -91,7 +91,7 @@ template <u32 LINES> struct factor {
 
 extern "C" __global__ void __launch_bounds__(256)
 NAME(const __grid_constant__ arguments x) {
-    // Term by term, with room between that spreads the banks.
+    // Term by term, with gaps so that accesses are spread over the banks.
     alignas(16) __shared__ f32 memory[2 * 64 * (20 + 36)];
     f32 (*const a_tiles)[64][20] = (f32 (*)[64][20])memory;
     f32 (*const b_tiles)[64][36] = (f32 (*)[64][36])(memory + 2 * 64 * 20);
@@ -167,7 +167,7 @@ NAME(const __grid_constant__ arguments x) {
     }
     __syncthreads();
     if (sums_rows) {
-        // Sixteen threads a row, four terms each.
+        // Sixteen threads per row, with four terms each.
         const u32 of_row = threadIdx.x / 16;
         const quad own = *(const quad*)&row_parts[of_row][threadIdx.x % 16 * 4];
         f32 sum = own.element[0] + own.element[1];

@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     }
 }
 #else
-// The host launches nothing here.
+// Nothing to launch when the host compiles this file.
 extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }
