@@ -99,7 +99,7 @@ impl<B: Module + Forward> Gpt2<B> {
         })
     }
 
-    /// The head shares the weights of the embedding.
+    /// Returns the loss; the head shares the weights of the embedding.
     fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
         let positions = self.positions.weight.narrow(0, 0, input.shape()[1])?;
         let mut x = self.tokens.forward(input)?.add(&positions)?;

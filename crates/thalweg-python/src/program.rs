@@ -41,7 +41,7 @@ struct Program {
     /// Objects that do not change between calls, such as the constants of a graph.
     constants: Vec<(usize, Py<PyAny>)>,
     outputs: Vec<Output>,
-    /// Whether a slot's object of the front end is needed after its value of ours was made.
+    /// Whether a slot's object of the front end is still needed after this package's tensor was made from it.
     is_kept: Vec<bool>,
     device: Device,
     /// The conversions from and to tensors of the front end; `None` if the caller passes our tensors.
@@ -228,7 +228,7 @@ impl Program {
         Ok(values)
     }
 
-    /// Puts an object into a slot. Numbers, and tensors of this package, become values of ours.
+    /// Puts an object into a slot: as a value of this package if it is a number or a tensor of this package.
     fn place(&self, object: &Bound<'_, PyAny>, slot: usize, values: &mut Values) -> PyResult<()> {
         values.ours[slot] = match object.cast::<PyTensor>() {
             Ok(tensor) => Some(Value::Tensor(tensor.tensor().detach())),
@@ -277,7 +277,7 @@ impl Program {
         Ok(())
     }
 
-    /// Makes the value of ours of a slot from its object of the front end.
+    /// Makes a slot's tensor of this library from its object of the front end.
     fn make_ours(&self, py: Python<'_>, slot: usize, values: &mut Values) -> PyResult<()> {
         if values.ours[slot].is_some() {
             return Ok(());
@@ -292,7 +292,7 @@ impl Program {
         Ok(())
     }
 
-    /// Makes the object of the front end of a slot from its value of ours.
+    /// Makes a slot's object of the front end from its tensor of this library.
     fn make_theirs<'py>(
         &self,
         py: Python<'py>,

@@ -515,7 +515,7 @@ impl Step {
         Ok(Self { action, last, node })
     }
 
-    /// Returns the slots that a step of ours reads.
+    /// Returns the slots that a step of this package reads.
     pub fn reads(&self) -> Vec<usize> {
         let mut slots = Vec::new();
         match &self.action {
@@ -536,7 +536,7 @@ impl Step {
         matches!(self.action, Action::External { .. })
     }
 
-    /// Runs a step of ours.
+    /// Runs a step of this package.
     pub fn run(&self, values: &mut OurValues<'_>, device: &Device) -> thalweg::Result<()> {
         match &self.action {
             Action::Call(call) => call.run(values, device)?,
@@ -562,13 +562,13 @@ impl Step {
     }
 }
 
-/// The part of the values that steps of ours use, without the interpreter lock.
+/// The part of the values that steps of this package use, without the interpreter lock.
 pub struct OurValues<'a> {
     /// The values of the slots.
     pub ours: &'a mut [Option<Value>],
     /// The slots whose tensors calls have written.
     pub written: &'a mut Vec<usize>,
-    /// The way to memory of the front end for results; `None` if they are written into memory of ours.
+    /// The function that allocates results in the front end's memory; `None` if they are written into memory of this package.
     pub exchange: Option<&'a Exchange>,
     /// The objects of the front end that results were written into, with their slots.
     pub given: &'a mut Vec<(usize, Py<PyAny>)>,

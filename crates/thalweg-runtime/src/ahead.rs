@@ -143,7 +143,7 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Send + 'static> Ahead<K, T> {
 /// Whether the process ends.
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// The number of jobs that run on threads of ours.
+/// The number of jobs that run on background threads.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// A job that runs, for which the end of the process waits.

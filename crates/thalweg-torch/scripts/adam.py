@@ -8,7 +8,7 @@ OPERATORS = ["_fused_adam_", "_fused_adamw_"]
 
 
 def gpt2_sizes(features=768, layers=12, vocabulary=50304, tokens=1024):
-    """The sizes of GPT-2's parameters."""
+    """Returns the sizes of GPT-2's parameters."""
     block = [features] * 4 + [3 * features * features, 3 * features, features * features, features]
     block += [4 * features * features, 4 * features, 4 * features * features, features]
     return [vocabulary * features, tokens * features] + layers * block + [features] * 2

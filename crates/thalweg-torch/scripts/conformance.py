@@ -34,7 +34,7 @@ def enable(device):
 
 
 def tensors(value):
-    """The tensors of a result, in order."""
+    """Returns the tensors of a result, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):

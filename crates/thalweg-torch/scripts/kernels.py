@@ -412,7 +412,7 @@ def on_gpu(case, calls, rounds=7, operators=None):
 
 
 def speeds(case, calls, rate, **how):
-    """A row of a case's times: PyTorch's and ours, and both in % of a copy; and the text of it."""
+    """Returns a row of a case's times: PyTorch's and ours, and both in % of a copy; and the text of it."""
     theirs, ours, ratio, refusal = on_gpu(case, calls, **how)
     percent_pytorch, percent = (time and 100 * case.bytes() / rate / time for time in (theirs, ours))
     row = dict(pytorch=theirs, ours=ours, ratio=ratio, percent_pytorch=percent_pytorch, percent=percent)

@@ -154,7 +154,7 @@ def counts():
 
 
 def distance(losses, others):
-    """The median of the differences of two rows of losses, in parts of the mean loss."""
+    """Returns the median of the differences of two rows of losses, in parts of the mean loss."""
     return statistics.median(abs(a - b) for a, b in zip(losses, others)) / statistics.mean(others)
 
 

@@ -113,7 +113,7 @@ def is_sound():
 
 
 def words_of_kernels(run, device):
-    """An expression for pytest's `-k`: the names of operators that have a kernel in a run, as tests and modules have them."""
+    """Returns an expression for pytest's `-k`: the names of operators that have a kernel in a run, as tests and modules have them."""
     import thalweg_torch
 
     switch(run, device)

@@ -14,7 +14,7 @@ use thalweg_tensor::dispatch::{Value, find_operator, trace};
 
 use crate::support::{Random, checked, values};
 
-/// A matrix of a rank: (6, 12) of small integers.
+/// Returns a matrix of a rank: (6, 12) of small integers.
 fn matrix(rank: u32, step: u64) -> Vec<f32> {
     values(rank, step, 72)
 }

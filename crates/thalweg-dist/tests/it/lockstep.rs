@@ -49,7 +49,7 @@ fn all_say(messages: &[String], texts: &[&str]) {
     }
 }
 
-/// How many lines of this file a text names.
+/// Returns the number of lines of this file a text names.
 fn lines(text: &str) -> usize {
     let name = "tests/it/lockstep.rs:";
     let numbers = text.split(name).skip(1).map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());

@@ -16,7 +16,7 @@ const LAYERS: usize = 2;
 /// The number of tokens that the caches have room for.
 const TOKENS: usize = 16;
 
-/// Numbers around 0, by a generator of the test's own.
+/// Returns numbers around 0, by a generator of the test's own.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut random = Random::new(seed);
     (0..count).map(|_| (random.below(2001) as f32 - 1000.0) / 3000.0).collect()
@@ -26,7 +26,7 @@ fn token(place: usize) -> Vec<f32> {
     numbers(100 + place as u64, FEATURES)
 }
 
-/// The weights of a layer for queries, keys, values and outputs, (features in, features out).
+/// Returns the weights of a layer for queries, keys, values and outputs, (features in, features out).
 fn weights(layer: usize, device: &Device) -> Result<[Tensor; 4]> {
     let weight = |part: u64| {
         let seed = 10 * layer as u64 + part + 1;

@@ -5,7 +5,7 @@ use thalweg_runtime::{Error, Result};
 
 use crate::support::{Random, checked};
 
-/// The object of a rank in a round; some are empty.
+/// Returns the object of a rank in a round; some are empty.
 fn object(rank: u32, round: u64) -> Vec<u8> {
     let mut random = Random::new(round * 64 + u64::from(rank) + 1);
     let length = random.below(4) * random.below(500);

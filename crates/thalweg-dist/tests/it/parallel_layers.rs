@@ -23,7 +23,7 @@ fn mesh_of(group: &ProcessGroup) -> Result<DeviceMesh> {
     DeviceMesh::new(group, &[group.size() as usize], &["tp"])
 }
 
-/// Numbers of f64, which the seed decides.
+/// Returns numbers of f64, which the seed decides.
 fn numbers(seed: u64, shape: &[usize], device: &Device) -> Result<Tensor> {
     let mut random = Random::new(seed + 1);
     let values: Vec<f64> =

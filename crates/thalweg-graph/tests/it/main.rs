@@ -99,7 +99,7 @@ impl Builder {
     }
 }
 
-/// The nodes that each step computes.
+/// Returns the nodes that each step computes.
 fn members(program: &Program) -> Vec<Vec<u32>> {
     program.steps.iter().map(|step| step.members.to_vec()).collect()
 }

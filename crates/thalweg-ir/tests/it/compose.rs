@@ -136,7 +136,7 @@ proptest! {
     }
 }
 
-/// A part whose dimensions, all rows or all inner ones, are those of a space of one row and one inner dimension.
+/// Returns a part whose dimensions, all rows or all inner ones, are those of a space of one row and one inner dimension.
 fn part<'a>(body: &'a Body, sources: Vec<Source>, outputs: Vec<(u16, OutputPlace)>) -> Part<'a> {
     let space = vec![Some(Dimension::Row(0)), Some(Dimension::Inner(0))];
     let is_of_rows = body.reductions.is_empty();

@@ -141,7 +141,7 @@ fn geometry(row: &[u64], inner: &[u64], operands: Vec<OperandGeometry>) -> Geome
     Geometry { row_shape: Dimensions::from_slice(row), inner_shape: Dimensions::from_slice(inner), operands }
 }
 
-/// The sum of each row of a contiguous matrix.
+/// Returns the sum of each row of a contiguous matrix.
 fn sum_rows(lanes: u16, rows: usize, values: &[f32]) -> Vec<f32> {
     cascade_rows(lanes, 1, rows, values)
 }
@@ -161,7 +161,7 @@ fn cascade_rows(lanes: u16, cascade: u8, rows: usize, values: &[f32]) -> Vec<f32
     sums
 }
 
-/// The order that the kernel's documentation fixes, in plain loops.
+/// Returns the order that the kernel's documentation fixes, in plain loops.
 fn cascade_by_hand(lanes: usize, levels: u8, values: &[f32]) -> f32 {
     let mut sums: Vec<f32> = (0..lanes)
         .map(|lane| {

@@ -287,7 +287,7 @@ pub trait Module {
         Ok(module)
     }
 
-    /// Returns parameters and buffers by their names. The tensors are those of the module, not copies.
+    /// Returns parameters and buffers by name. The tensors are those of the module, not copies.
     fn state_dict(&self) -> StateDict {
         state::state_dict(&|visitor| self.visit(visitor))
     }

@@ -16,7 +16,7 @@ fn indices(values: &[i64], shape: &[usize]) -> Tensor {
     Tensor::from_slice(values, shape, &device()).unwrap()
 }
 
-/// A tensor whose sum's gradient is not the same everywhere.
+/// Returns a tensor whose sum's gradient is not the same everywhere.
 fn weighted(x: Tensor) -> Tensor {
     let weights = random(x.shape(), 99);
     x.mul(&weights).unwrap()

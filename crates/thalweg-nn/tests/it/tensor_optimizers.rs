@@ -24,7 +24,7 @@ fn lines() -> impl Iterator<Item = (Vec<&'static str>, Vec<f64>)> {
     })
 }
 
-/// The parameters, and their gradients step by step.
+/// Returns the parameters, and their gradients step by step.
 fn inputs(dtype: DType) -> (BTreeMap<usize, Tensor>, Vec<BTreeMap<usize, Tensor>>) {
     let (mut starts, mut gradients) = (BTreeMap::new(), vec![BTreeMap::new(); STEPS]);
     let mut shapes: BTreeMap<usize, Vec<usize>> = BTreeMap::new();

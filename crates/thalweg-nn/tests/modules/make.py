@@ -23,7 +23,7 @@ FIRST_SAMPLES = {"TransformerEncoderLayer": 3, "TransformerDecoderLayer": 3}
 
 
 def rounded(value):
-    """The number with eight digits."""
+    """Returns the number with eight digits."""
     return float(f"{value:.8g}") if value == value and abs(value) != float("inf") else str(value)
 
 

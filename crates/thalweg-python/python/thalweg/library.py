@@ -142,7 +142,7 @@ class _Overload(ops.OpOverload):
 
 @contextlib.contextmanager
 def _below(operator):
-    """A region in which a call of an operator goes to the functions for devices."""
+    """Returns a region in which a call of an operator goes to the functions for devices."""
     own = operator._kernels.pop("Autograd")
     try:
         yield
@@ -346,7 +346,7 @@ class Library:
 
 @contextlib.contextmanager
 def _scoped_library(*args, **kwargs):
-    """A region with a group of operators, which are removed at its end."""
+    """Returns a region with a group of operators, which are removed at its end."""
     made = Library(*args, **kwargs)
     try:
         yield made

@@ -15,7 +15,7 @@ const FOR_EVER: Link = Link::Timed { latency: Duration::from_secs(1 << 20), byte
 
 const SHORT: Link = Link::Timed { latency: Duration::from_millis(2), bytes_per_second: 1 << 20 };
 
-/// A message of four elements.
+/// Returns a message of four elements.
 fn message(world: &World<SimDriver>, from: u32, to: u32) -> [Collective; 2] {
     [
         world.part(from as usize, CollectiveOperation::Send { peer: to }, F32, 4),

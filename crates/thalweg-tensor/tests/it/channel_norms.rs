@@ -105,7 +105,7 @@ fn channels_are_normalized_in_every_division_into_parts() {
     }
 }
 
-/// The gradients of the inputs, by kernels or by operators that record theirs.
+/// Returns the gradients of the inputs, by kernels or by operators that record theirs.
 fn gradients(result: &Tensor, inputs: &[Tensor], create_graph: bool) -> Vec<Vec<f64>> {
     let options = BackwardOptions { retain_graph: true, create_graph };
     let gradient = random(result.shape(), 8).to_dtype(result.dtype()).unwrap();

@@ -26,7 +26,7 @@ fn leaf(shape: &[usize], seed: u64) -> Tensor {
     random(shape, seed).to_dtype(DType::F32).unwrap().requires_grad_().unwrap()
 }
 
-/// Two layers with a residual connection.
+/// Returns two layers with a residual connection.
 fn block(inputs: &[Tensor]) -> Result<Tensor> {
     let [x, first, second] = inputs else { unreachable!() };
     x.matmul(first)?.tanh()?.matmul(second)?.exp()?.add(x)

@@ -21,7 +21,7 @@ fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap()
 }
 
-/// The tolerance of a sum of this many terms below 1 that is rounded to a dtype once.
+/// Returns the tolerance of a sum of this many terms below 1 that is rounded to a dtype once.
 fn bound(dtype: DType, terms: usize) -> f64 {
     let rounding = match dtype {
         DType::F16 => 5e-4,

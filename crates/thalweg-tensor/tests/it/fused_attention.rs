@@ -36,7 +36,7 @@ fn masked_attention(
     Ok(operator.call(&all, None, Label::here("attention"))?.swap_remove(0))
 }
 
-/// The result and the gradients of three tensors, by one backend, in a dtype.
+/// Returns the result and the gradients of three tensors, by one backend, in a dtype.
 fn results(
     backend: SdpBackend,
     inputs: &[Tensor; 3],
@@ -49,7 +49,7 @@ fn results(
     results_of(attend, backend, inputs, gradient, dtype)
 }
 
-/// The result and the gradients of three tensors, by one backend, in a dtype, of a kind of attention.
+/// Returns the result and the gradients of three tensors, by one backend, in a dtype, of a kind of attention.
 fn results_of(
     attend: impl Fn([&Tensor; 3]) -> Result<Tensor>,
     backend: SdpBackend,
@@ -66,7 +66,7 @@ fn results_of(
     [values(&result), q, k, v]
 }
 
-/// The fused backends of the test device. A GPU without cuDNN has one; versions of cuDNN differ in the shapes that they support,
+/// Returns the fused backends of the test device. A GPU without cuDNN has one; versions of cuDNN differ in the shapes that they support,
 /// so shapes that no network has are tested only in the simulator.
 fn fused_backends(is_usual: bool) -> Vec<SdpBackend> {
     let device = device();
@@ -74,7 +74,7 @@ fn fused_backends(is_usual: bool) -> Vec<SdpBackend> {
     [Cudnn, Flash].into_iter().filter(|&backend| backend == Flash || has_library).collect()
 }
 
-/// Numbers that a dtype represents exactly.
+/// Returns numbers that a dtype represents exactly.
 fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap()
 }
@@ -139,7 +139,7 @@ fn masks_of_fused_attention_repeat_as_they_are_given() {
     }
 }
 
-/// The mask of a causal kind of attention with a query that sees nothing, as truth values.
+/// Returns the mask of a causal kind of attention with a query that sees nothing, as truth values.
 fn with_an_empty_row(queries: usize, keys: usize) -> Tensor {
     let seen = Tensor::ones(&[queries, keys], DType::Bool, &device()).unwrap().tril(0).unwrap();
     seen.narrow(0, 5, 1).unwrap().fill_(false).unwrap();
@@ -305,7 +305,7 @@ fn gradients_of_the_parts_of_a_packed_tensor_are_packed_without_a_copy() {
     }
 }
 
-/// The gradient of a packed tensor from that of the attention of its parts, and the number of commands that join it.
+/// Returns the gradient of a packed tensor from that of the attention of its parts, and the number of commands that join it.
 fn packed_gradient(
     whole: &Tensor,
     gradient: &Tensor,

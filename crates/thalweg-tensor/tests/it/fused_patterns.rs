@@ -10,7 +10,7 @@ use crate::support::{assert_close, random, values};
 
 const EPSILON: f64 = 1e-5;
 
-/// The extents of the letters of all patterns.
+/// Returns the extents of the letters of all patterns.
 fn extent(letter: char) -> usize {
     match letter {
         'm' => 3,

@@ -17,7 +17,7 @@ const ROWS: usize = (1 << 20) + 3;
 const COLUMNS: usize = 1 << 11;
 const COUNT: usize = ROWS * COLUMNS;
 
-/// A GPU, or a simulated one with memory for two such tensors and some more.
+/// Returns a GPU, or a simulated one with memory for two such tensors and some more.
 fn roomy() -> Device {
     if std::env::var_os("THALWEG_TEST_DEVICE").is_some() {
         return device();
@@ -30,7 +30,7 @@ fn roomy() -> Device {
 /// The indices that are checked: the first, those around 2³¹, and the last.
 const PLACES: [usize; 5] = [0, (1 << 31) - 1, 1 << 31, COUNT - 2, COUNT - 1];
 
-/// A vector of zeros with 1, 2, … at these indices.
+/// Returns a vector of zeros with 1, 2, … at these indices.
 fn marked(device: &Device) -> Tensor {
     let x = Tensor::zeros(&[COUNT], DType::U8, device).unwrap();
     for (number, &place) in PLACES.iter().enumerate() {
@@ -44,7 +44,7 @@ fn indices(places: &[usize], device: &Device) -> Tensor {
     Tensor::from_slice(&places, &[places.len()], device).unwrap()
 }
 
-/// The elements at these indices.
+/// Returns the elements at these indices.
 fn at_places(x: &Tensor) -> Vec<f64> {
     PLACES.iter().flat_map(|&place| values(&x.narrow(0, place, 1).unwrap())).collect()
 }

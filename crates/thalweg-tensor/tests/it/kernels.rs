@@ -47,7 +47,7 @@ fn strides(shape: &[u64], transposed: bool) -> SmallVec<[u64; 6]> {
     strides
 }
 
-/// The iteration space of a body over these extents.
+/// Returns the iteration space of a body over these extents.
 fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: bool) -> Iteration {
     let shape: Vec<u64> = rows.iter().chain(inner).copied().collect();
     let full = |transposed| strides(&shape, transposed);
@@ -74,7 +74,7 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
     }
 }
 
-/// The spaces in which an operator is compiled: extents of rows and of inner dimensions, and whether inputs are transposed. They
+/// Returns the spaces in which an operator is compiled: extents of rows and of inner dimensions, and whether inputs are transposed. They
 /// have all dimensions whose coordinates the body reads.
 fn spaces(operator: &LoopOp, body: &thalweg_ir::Body) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
     let (mut row_rank, mut inner_rank) = (0, 0);

@@ -13,7 +13,7 @@ use crate::support::{assert_close, random, tensor, values};
 
 const CREATE: BackwardOptions = BackwardOptions { retain_graph: true, create_graph: true };
 
-/// The gradient of the sum of a result, as a part of the graph.
+/// Returns the gradient of the sum of a result, as a part of the graph.
 fn gradient(result: &Tensor, input: &Tensor) -> Tensor {
     let ones = Tensor::ones(result.shape(), result.dtype(), result.device()).unwrap();
     let mut found = gradients_with(from_ref(result), &[Some(ones)], from_ref(input), CREATE).unwrap();

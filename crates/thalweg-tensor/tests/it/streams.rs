@@ -217,7 +217,7 @@ fn the_caller_reads_and_drops_the_gradient_of_another_streams_leaf() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// Two graphed callables that save their results.
+/// Returns two graphed callables that save their results.
 fn saving_callables(gpu: &Gpu) -> Result<Vec<GraphedCallable>> {
     let sample = || -> Result<Vec<Tensor>> { Ok(vec![ones(gpu)?.requires_grad_()?]) };
     let callable = || function("powers", Vec::new(), |inputs| Ok(vec![inputs[0].exp()?.square()?.square()?]));

@@ -75,7 +75,7 @@ def overload_name(function):
 
 
 def pattern(tensor, salt):
-    """Numbers that every float dtype holds exactly: element i is ((5 i + 3 salt + 1) mod 17 - 8) / 8."""
+    """Returns numbers that every float dtype holds exactly: element i is ((5 i + 3 salt + 1) mod 17 - 8) / 8."""
     index = torch.arange(tensor.numel(), dtype=torch.int64)
     return (((5 * index + 3 * salt + 1) % 17 - 8).double() / 8).to(tensor.dtype).reshape(tensor.shape)
 
@@ -136,7 +136,7 @@ def identity(tensor):
 
 
 def raw(tensor):
-    """The elements, row-major."""
+    """Returns the elements, row-major."""
     flat = torch.zeros(tensor.numel(), dtype=tensor.dtype)
     flat.reshape(tensor.shape).copy_(tensor.detach())
     return flat.view(torch.uint8).numpy().tobytes()

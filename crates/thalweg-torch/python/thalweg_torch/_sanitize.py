@@ -62,7 +62,7 @@ class Sanitizer:
     # ---- Events missing from the trace ------------------------------------------------------------------------------------
 
     def follow_questions(self):
-        """A query that returns true orders work like a wait."""
+        """Checks that a query that returns true orders work like a wait."""
         stream_class, event_class = self.torch.cuda.Stream, self.torch.cuda.Event
         ask_stream, ask_event = stream_class.query, event_class.query
 
@@ -170,7 +170,7 @@ class Sanitizer:
         return former
 
     def work(self, site, accesses):
-        """The calls that report accesses, each with a tensor and the kind of access."""
+        """Returns the calls that report accesses, each with a tensor and the kind of access."""
         by_device = {}
         for tensor, how in accesses:
             by_device.setdefault(tensor.device.index, []).extend(operand(tensor, how))
@@ -252,7 +252,7 @@ def is_watched(value):
 
 
 def tensors(value):
-    """The watched tensors in an argument or a result."""
+    """Returns the watched tensors in an argument or a result."""
     from torch.utils._pytree import tree_iter
 
     return [leaf for leaf in tree_iter(value) if is_watched(leaf)]

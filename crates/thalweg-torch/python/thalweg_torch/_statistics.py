@@ -38,7 +38,7 @@ def _index(device):
 
 
 def memory_stats(device=None):
-    """The statistics of a device, as `torch.cuda.memory_stats` has them. `pending_use_bytes`, `num_cross_stream_waits` and
+    """Returns the statistics of a device, as `torch.cuda.memory_stats` has them. `pending_use_bytes`, `num_cross_stream_waits` and
     `num_pages_moved` are Thalweg's own. Empty before CUDA is initialised, as in PyTorch."""
     import torch
 
@@ -66,7 +66,7 @@ def memory_allocated(device=None):
 
 
 def max_memory_allocated(device=None):
-    """The maximum of `memory_allocated`."""
+    """Returns the maximum of `memory_allocated`."""
     return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
@@ -76,7 +76,7 @@ def memory_reserved(device=None):
 
 
 def max_memory_reserved(device=None):
-    """The maximum of `memory_reserved`."""
+    """Returns the maximum of `memory_reserved`."""
     return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
@@ -91,7 +91,7 @@ def reset_accumulated_memory_stats(device=None):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """The statistics as a table."""
+    """Returns the statistics as a table."""
     return _state.library().text("thalweg_memory_summary", _index(device), int(abbreviated)).decode()
 
 
@@ -113,7 +113,7 @@ def _theirs():
 
 
 def _snapshot(device=None, augment_with_fx_traces=False):
-    """The full state of the memory, in the format of `torch.cuda.memory._snapshot` has it."""
+    """Returns the full state of the memory, in the format of `torch.cuda.memory._snapshot` has it."""
     if theirs := _theirs():
         return theirs._snapshot(device)
     return pickle.loads(_state.library().text("thalweg_write_snapshot", 0))
@@ -180,7 +180,7 @@ def _record_legacy(
 
 
 def _chosen(name, word, words):
-    """The number of a word. PyTorch's exceptions for others."""
+    """Returns the number of a word. PyTorch's exceptions for others."""
     if not isinstance(word, (str, type(None))):
         raise TypeError(f"{name} is {word!r}, but must be a word or None")
     if word not in words:

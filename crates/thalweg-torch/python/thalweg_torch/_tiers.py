@@ -22,7 +22,7 @@ def torch_version():
 
 
 def native_library(version=None):
-    """The path of the second tier's library for a version of PyTorch, or None."""
+    """Returns the path of the second tier's library for a version of PyTorch, or None."""
     major, minor = version or torch_version()
     file = _library.path(f"libthalweg_native_{major}_{minor}.so")
     return file if file.exists() else None
@@ -59,7 +59,7 @@ def check_build():
 
 
 def pick(wanted):
-    """The tier to use and the reason, for people."""
+    """Returns the tier to use and the reason, for people."""
     import torch
 
     version, (major, minor) = torch.__version__, torch_version()
@@ -141,7 +141,7 @@ class Hooks:
 
 
 def pluggable():
-    """A `torch.cuda.memory.CUDAPluggableAllocator` with every hook set. `use_for_hooks` must be called afterwards."""
+    """Returns a `torch.cuda.memory.CUDAPluggableAllocator` with every hook set. `use_for_hooks` must be called afterwards."""
     import torch
 
     file, functions = _hooks()

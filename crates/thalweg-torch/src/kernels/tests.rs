@@ -178,7 +178,7 @@ fn kernels() -> Kernels {
     kernels
 }
 
-/// An argument on the stack.
+/// Returns an argument on the stack.
 fn tensor(sizes: &[i64], values: &[f32]) -> u64 {
     let word = world(|world| world.word(sizes, F32));
     let handle = world(|world| world.handle(word));

@@ -61,7 +61,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// The work that the stream's next work is ordered after.
+    /// Returns the work that the stream's next work is ordered after.
     fn clock(&self, stream: StreamId) -> Clock {
         let mut clock = self.after.get(&stream).cloned().unwrap_or_default();
         clock.insert(stream, self.now.get(&stream).copied().unwrap_or(0));

@@ -34,7 +34,7 @@ fn assert_valid(trial: &Trial) {
     while !survives(|| trial.assert_valid()) {}
 }
 
-/// A small device, two streams that use each other's blocks and wait, pages that move, a capture, a pool, a limit.
+/// Returns a small device, two streams that use each other's blocks and wait, pages that move, a capture, a pool, a limit.
 fn thorough_program() -> Vec<ProgramStep> {
     let allocate = |bytes, stream| ProgramStep::Allocate { bytes, stream };
     let free = |block| ProgramStep::Free { block, elsewhere: false };

@@ -102,7 +102,7 @@ class Hub:
                 raise Gone(f"rank {rank} has ended{self._gone[rank]}")
 
     def exchange(self, key, rank, ranks, value, timeout):
-        """Gives a value, and returns those of all ranks, in their order, once all have given theirs."""
+        """Passes a value to all ranks, and returns the values of all ranks in order, once each has passed one."""
         with self._changed:
             given = self._rounds.setdefault(key, {"values": {}, "read": 0})
             given["values"][rank] = value

@@ -56,7 +56,7 @@ class OfPyTorch:
         self._index = index
 
     def begin(self):
-        """Notes the stream of a call, and returns it as ours."""
+        """Notes the stream of a call, and returns this package's stream for it."""
         former, _running.stream = getattr(_running, "stream", None), torch.cuda.current_stream(self._index)
         return former, external(self._index, _running.stream.cuda_stream)
 

@@ -472,7 +472,7 @@ class GraphModule(Module):
 
     @contextlib.contextmanager
     def _set_replace_hook(self, f):
-        """A region in which a function is called for each node that is replaced."""
+        """Returns a region in which a function is called for each node that is replaced."""
         self._register_replace_node_hook(f)
         try:
             yield

@@ -449,7 +449,7 @@ def _written(conv, output_padding=""):
 
 
 def _sides(self):
-    """The padding of each side, from the last dimension on, as `F.pad` takes it."""
+    """Returns the padding of each side, from the last dimension on, as `F.pad` takes it."""
     sides = F._same_padding(self.kernel_size, self.dilation) if self.padding == "same" else [(amount, amount) for amount in (
         (0,) * self._dims if self.padding == "valid" else self.padding)]
     return [amount for side in reversed(sides) for amount in side]

@@ -62,7 +62,7 @@ _len_torch_dispatch_stack = lambda: len(_dispatching.modes())  # noqa: E731
 
 @contextlib.contextmanager
 def _pop_mode_temporarily(k=None):
-    """A region without the innermost mode."""
+    """Returns a region without the innermost mode."""
     mode = _dispatching.pop()
     try:
         yield mode
@@ -72,7 +72,7 @@ def _pop_mode_temporarily(k=None):
 
 @contextlib.contextmanager
 def _disable_current_modes():
-    """A region without modes."""
+    """Returns a region without modes."""
     former = [_dispatching.pop() for _ in range(len(_dispatching.modes()))]
     try:
         yield former

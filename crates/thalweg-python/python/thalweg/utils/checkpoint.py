@@ -42,7 +42,7 @@ def set_device_states(devices, states, *, device_type=None):
 
 @contextlib.contextmanager
 def set_checkpoint_early_stop(enable):
-    """A region that sets whether checkpointed functions stop as soon as the backward pass has what it needs."""
+    """Returns a region that sets whether checkpointed functions stop as soon as the backward pass has what it needs."""
     former = _defaults["early_stop"]
     _defaults["early_stop"] = bool(enable)
     try:
@@ -53,7 +53,7 @@ def set_checkpoint_early_stop(enable):
 
 @contextlib.contextmanager
 def set_checkpoint_debug_enabled(enabled):
-    """A region that sets whether errors of checkpointed functions list their calls. With None, the argument `debug` of each
+    """Returns a region that sets whether errors of checkpointed functions list their calls. With None, the argument `debug` of each
     decides."""
     former = _defaults["debug"]
     _defaults["debug"] = enabled
@@ -76,7 +76,7 @@ class _Lines:
 
     @contextlib.contextmanager
     def noted(self, lines):
-        """A region in which each saved tensor records the line that saves it."""
+        """Returns a region in which each saved tensor records the line that saves it."""
         lines.clear()
         former = sys.gettrace()
 

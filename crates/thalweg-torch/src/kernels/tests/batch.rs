@@ -58,7 +58,7 @@ impl Input {
     }
 }
 
-/// The values of parameters for each channel: weight and bias.
+/// Returns the values of parameters for each channel: weight and bias.
 fn parameters(channels: usize) -> [Vec<f32>; 2] {
     let all = values(2 * channels);
     [all[..channels].to_vec(), all[channels..].to_vec()]

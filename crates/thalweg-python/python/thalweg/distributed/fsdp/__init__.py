@@ -229,7 +229,7 @@ _regions = threading.local()
 
 @contextlib.contextmanager
 def _gathered(unit):
-    """A region in which the unit's modules have entire parameters."""
+    """Returns a region in which the unit's modules have entire parameters."""
     places, known = [], {}
     for module, name, parameter in unit._own_places():
         if id(parameter) not in known:
@@ -241,7 +241,7 @@ def _gathered(unit):
 
 @contextlib.contextmanager
 def _placed(places):
-    """A region in which modules have other parameters."""
+    """Returns a region in which modules have other parameters."""
     former = [(module, name, module._parameters[name]) for module, name, _ in places]
     entered = _regions.__dict__.setdefault("entered", [])
     entered.append(places)

@@ -15,7 +15,7 @@ _cache_enabled = 0
 
 @contextlib.contextmanager
 def cached():
-    """A region in which each parametrized tensor is computed only once."""
+    """Returns a region in which each parametrized tensor is computed only once."""
     global _cache_enabled
     _cache_enabled += 1
     try:
