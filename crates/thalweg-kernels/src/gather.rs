@@ -10,7 +10,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Tell, native};
+use crate::native::{Accesses, NativeKernel, Placed, ReportIndex, native};
 use crate::operands::span;
 use crate::source::Source;
 use crate::threads::{ranges, share};
@@ -121,7 +121,7 @@ impl NativeKernel for Placed<GatherRows, Operands> {
 /// The bytes per thread from which another thread saves time.
 const LEAST_BYTES: usize = 1 << 18;
 
-fn run_on_host(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {
+fn run_on_host(launch: &HostLaunch<'_>, report: &ReportIndex) -> Result<(), HostFault> {
     let (sizes, addresses, [slot]): (GatherRows, _, _) = arguments::unpack("gather_rows", launch)?;
     let [source, index, result]: [DevicePointer; 3] = addresses;
     let [outer, extent, count, row_bytes] = sizes.sizes;

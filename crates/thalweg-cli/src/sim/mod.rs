@@ -87,7 +87,7 @@ const NOT_RUN: u8 = 126;
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The time between two checks of a process.
-const LOOK: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The number of lines of a failing program's standard error that are shown.
 const SHOWN_ERROR_LINES: usize = 12;
@@ -304,7 +304,7 @@ fn wait(mut child: Child, limit: Duration) -> std::io::Result<(Option<ExitStatus
             // A child of the process may hold its standard error open.
             return Ok((None, String::new()));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     };
     Ok((status, reader.join().unwrap_or_default()))
 }

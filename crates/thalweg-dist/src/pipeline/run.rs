@@ -190,7 +190,7 @@ impl<'p, 'm> Run<'p, 'm> {
             self.loss(microbatch, output)?
         } else {
             let leaving = no_grad(|| output.detach().contiguous())?;
-            self.leave((stage, microbatch, true), stage + 1, leaving);
+            self.pass_to_stage((stage, microbatch, true), stage + 1, leaving);
             output
         };
         if self.has_backward {
@@ -266,7 +266,7 @@ impl<'p, 'm> Run<'p, 'm> {
             );
         };
         let leaving = no_grad(|| gradient.contiguous())?;
-        self.leave((stage, microbatch, false), stage - 1, leaving);
+        self.pass_to_stage((stage, microbatch, false), stage - 1, leaving);
         Ok(())
     }
 
@@ -305,7 +305,7 @@ impl<'p, 'm> Run<'p, 'm> {
     }
 
     /// Passes a tensor to another stage: immediately if that is on this rank, otherwise by the send action of the row.
-    fn leave(&mut self, place: Place, to: usize, tensor: Tensor) {
+    fn pass_to_stage(&mut self, place: Place, to: usize, tensor: Tensor) {
         let (stage, microbatch, is_forward) = place;
         let rank_of = &self.pipeline.rank_of;
         if rank_of[stage] == rank_of[to] {

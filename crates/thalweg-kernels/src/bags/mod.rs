@@ -21,7 +21,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, along_x, native};
+use crate::native::{Accesses, NativeKernel, Placed, ReportIndex, Words, along_x, native};
 use crate::scatter::{Term, VECTOR, Wide, typed, width_of};
 use crate::source::Source;
 
@@ -186,7 +186,7 @@ fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
     Fault::unless(FLOATS.contains(&dtype), || format!("{kernel}: rows are floats, not {dtype}"))
 }
 
-fn run_on_host(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {
+fn run_on_host(launch: &HostLaunch<'_>, report: &ReportIndex) -> Result<(), HostFault> {
     let (described, at, [slot]): (Described, Operands, _) = arguments::unpack("bags", launch)?;
     let tell = |named: i64, extent: u64| report(slot, named, extent as i64);
     typed!(described.kernel.dtype, T => run_typed::<T>(launch, &described, at, tell))

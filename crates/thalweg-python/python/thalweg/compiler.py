@@ -7,12 +7,12 @@ from . import _artifacts, _capturing, _compiling, _core
 from ._compiling import compile  # noqa: F401
 
 
-def _kept(fn=None, *args, **kwargs):
+def _unchanged(fn=None, *args, **kwargs):
     """Returns the function unchanged, or a decorator that does so."""
     return fn if fn is not None else lambda function: function
 
 
-allow_in_graph = assume_constant_result = disallow_in_graph = _kept
+allow_in_graph = assume_constant_result = disallow_in_graph = _unchanged
 
 
 def disable(fn=None, recursive=True, *, reason=None):
@@ -25,7 +25,7 @@ def disable(fn=None, recursive=True, *, reason=None):
 
 def nested_compile_region(fn=None, **options):
     """Returns the function unchanged."""
-    return _kept(fn)
+    return _unchanged(fn)
 
 
 def substitute_in_graph(original_fn, **options):

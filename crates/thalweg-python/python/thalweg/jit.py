@@ -88,12 +88,12 @@ def ignore(drop=False, **kwargs):
     return drop if callable(drop) else lambda function: function
 
 
-def _kept(fn):
+def _unchanged(fn):
     """Returns the function unchanged."""
     return fn
 
 
-unused = export = interface = _script_if_tracing = _overload = _overload_method = _kept
+unused = export = interface = _script_if_tracing = _overload = _overload_method = _unchanged
 
 
 def annotate(the_type, the_value):

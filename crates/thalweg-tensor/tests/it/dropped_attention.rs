@@ -72,7 +72,7 @@ impl Case {
 }
 
 /// Returns numbers that float16 represents exactly, in memory by heads or by tokens.
-fn held(shape: [usize; 4], seed: u64, tokens_first: bool) -> Tensor {
+fn representable(shape: [usize; 4], seed: u64, tokens_first: bool) -> Tensor {
     let [batch, heads, tokens, features] = shape;
     let numbers = |shape: &[usize]| random(shape, seed).to_dtype(DType::F16).unwrap();
     match tokens_first {
@@ -125,7 +125,7 @@ fn by_operators([q, k, v]: [&Tensor; 3], mask: Option<&Tensor>, factors: &Tensor
 fn operands(case: &Case) -> ([Tensor; 4], Option<Tensor>) {
     let heads = case.kv_heads * case.shared;
     let of = |heads: usize, tokens: usize, features: usize, seed: u64| {
-        held([case.batch, heads, tokens, features], case.seed + seed, case.tokens_first)
+        representable([case.batch, heads, tokens, features], case.seed + seed, case.tokens_first)
     };
     let tensors = [
         of(heads, case.queries, case.features, 1),

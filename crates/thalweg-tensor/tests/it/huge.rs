@@ -18,7 +18,7 @@ const COLUMNS: usize = 1 << 11;
 const COUNT: usize = ROWS * COLUMNS;
 
 /// Returns a GPU, or a simulated one with memory for two such tensors and some more.
-fn roomy() -> Device {
+fn large_device() -> Device {
     if std::env::var_os("THALWEG_TEST_DEVICE").is_some() {
         return device();
     }
@@ -63,7 +63,7 @@ const MARKS: [f64; 5] = [1.0, 2.0, 3.0, 4.0, 5.0];
 #[test]
 #[ignore = "it takes 5 GB of memory"]
 fn elementwise_operators_and_reductions() {
-    let device = roomy();
+    let device = large_device();
     let x = marked(&device);
     assert_eq!(at_places(&x), MARKS);
     assert_eq!(at_places(&x.add_scalar(7).unwrap()), MARKS.map(|mark| mark + 7.0));
@@ -85,7 +85,7 @@ fn elementwise_operators_and_reductions() {
 #[test]
 #[ignore = "it takes 5 GB of memory"]
 fn reads_at_indices() {
-    let device = roomy();
+    let device = large_device();
     let x = marked(&device);
     let index = indices(&PLACES, &device);
     assert_eq!(values(&x.index_select(0, &index).unwrap()), MARKS);
@@ -104,7 +104,7 @@ fn reads_at_indices() {
 #[test]
 #[ignore = "it takes 5 GB of memory"]
 fn writes_at_indices() {
-    let device = roomy();
+    let device = large_device();
     let x = Tensor::zeros(&[COUNT], DType::U8, &device).unwrap();
     let index = indices(&PLACES, &device);
     let marks = Tensor::from_slice(&[1u8, 2, 3, 4, 5], &[5], &device).unwrap();
@@ -116,7 +116,7 @@ fn writes_at_indices() {
 #[test]
 #[ignore = "it takes 5 GB of memory"]
 fn copies() {
-    let device = roomy();
+    let device = large_device();
     let x = marked(&device);
     let rows = x.reshape(&[ROWS, COLUMNS]).unwrap();
     let turned = rows.transpose(0, 1).unwrap().contiguous().unwrap();
