@@ -9,6 +9,7 @@
 struct arguments {
     const u32* keys;
     const u32* order;
+    const i64* through;
     const void* source;
     void* result;
     u32* next_keys;
@@ -19,6 +20,7 @@ struct arguments {
     u64 inner;
     u64 source_strides[3];
     u64 source_rows;
+    u64 through_stride;
     u64 skipped;
     u64 combine;
     u64 from_zeros;
@@ -52,13 +54,29 @@ template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ vo
     const u64 chunks = (x.count + CHUNK - 1) / CHUNK;
     const u64 columns = x.inner / WIDTH, tiles = (columns + lanes - 1) / lanes;
     const u64 groups = u64(gridDim.x) * (THREADS / lanes);
+    // Lanes that share a chunk look up the rows of as many places, so that many loads are in flight.
+    const bool are_shared = lanes >= AT_ONCE;
+    const u32 group = lanes == 32 ? ~0u : ((1u << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
+    const auto look_up = [&](const u64 place, const u64 end, u32& key, u64& row) {
+        key = place < end ? x.keys[place] : HOLE;
+        row = 0;
+        if (key >= x.extent || key == x.skipped) {
+            key = HOLE;
+            return;
+        }
+        row = x.order == nullptr ? place : u64(x.order[place]);
+        if (x.through != nullptr) {
+            row = u64(x.through[row * x.through_stride]);
+        }
+    };
     for (u64 item = (u64(blockIdx.x) * THREADS + threadIdx.x) / lanes; item < x.outer * chunks * tiles; item += groups) {
         const u64 tile = item % tiles, chunk = item / tiles % chunks, o = item / tiles / chunks;
         const u64 begin = chunk * CHUNK, end = min(begin + CHUNK, x.count), column = (tile * lanes + lane) * WIDTH;
         const bool has_column = column < x.inner;
         const SOURCE* const source = (const SOURCE*)x.source + o * x.source_strides[0] + column * x.source_strides[2];
         const u32 before = key_before(x, begin), after = key_from(x, end);
-        u32 key = HOLE, slots[2] = {HOLE, HOLE};
+        u32 key = HOLE, own_key = HOLE, slots[2] = {HOLE, HOLE};
+        u64 own_row = 0;
         bool is_first = true;
         SUM sum[WIDTH];
         const auto finish = [&](const bool is_last) {
@@ -91,17 +109,31 @@ template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ vo
             }
         };
         for (u64 first = begin; first < end; first += AT_ONCE) {
+            const u32 from = u32(first - begin) & (lanes - 1);
+            if (are_shared && from == 0) {
+                look_up(first + lane, end, own_key, own_row);
+            }
             u32 keys[AT_ONCE];
             vector<SOURCE, WIDTH> rows[AT_ONCE];
             #pragma unroll
             for (u32 i = 0; i < AT_ONCE; ++i) {
-                const u64 place = first + i;
-                keys[i] = place < end ? x.keys[place] : HOLE;
-                if (keys[i] >= x.extent || keys[i] == x.skipped) {
-                    keys[i] = HOLE;
-                } else if (has_column) {
-                    const u64 row = x.order == nullptr ? place : u64(x.order[place]);
+                u64 row;
+                if (are_shared) {
+                    keys[i] = __shfl_sync(group, own_key, from + i, lanes);
+                    row = __shfl_sync(group, own_row, from + i, lanes);
+                } else {
+                    look_up(first + i, end, keys[i], row);
+                }
+                if (keys[i] == HOLE || !has_column) {
+                    continue;
+                }
+                if (row < x.source_rows) {
                     rows[i] = *(const vector<SOURCE, WIDTH>*)(source + row * x.source_strides[1]);
+                } else {
+                    #pragma unroll
+                    for (u32 j = 0; j < WIDTH; ++j) {
+                        rows[i].at[j] = no_number<SOURCE>();
+                    }
                 }
             }
             #pragma unroll
