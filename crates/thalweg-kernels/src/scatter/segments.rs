@@ -112,12 +112,11 @@ impl Segments {
 
     fn form(&self, at: &Operands) -> &'static Form {
         static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| forms().collect());
-        let is_wide = self.width(at) > 1;
         let is_later = self.is_later && self.dtype.compute() != self.dtype;
-        let found = FORMS
-            .iter()
-            .find(|form| form.dtype == self.dtype && form.is_wide == is_wide && form.is_later == is_later);
-        found.unwrap_or(&FORMS[0])
+        let wanted = [self.width(at) > 1, is_later, self.combine == Combine::Sum];
+        let is_wanted =
+            |form: &&Form| form.dtype == self.dtype && [form.is_wide, form.is_later, form.is_sum] == wanted;
+        FORMS.iter().find(is_wanted).unwrap_or(&FORMS[0])
     }
 }
 
@@ -126,15 +125,19 @@ struct Form {
     dtype: DType,
     is_wide: bool,
     is_later: bool,
+    is_sum: bool,
     name: String,
 }
 
 fn forms() -> impl Iterator<Item = Form> {
     let all = DTYPES.into_iter().flat_map(|dtype| {
-        [(false, false), (false, true), (true, false), (true, true)].map(|(is_later, is_wide)| {
+        (0..8).map(move |bits| {
+            let [is_wide, is_later, is_sum] = [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
+            let any = if is_sum { "" } else { "any_" };
             let later = if is_later { "_later" } else { "" };
             let wide = if is_wide { "_wide" } else { "" };
-            Form { dtype, is_wide, is_later, name: format!("scatter_segments_{}{later}{wide}", dtype.name()) }
+            let name = format!("scatter_segments_{any}{}{later}{wide}", dtype.name());
+            Form { dtype, is_wide, is_later, is_sum, name }
         })
     });
     all.filter(|form| !form.is_later || form.dtype.compute() != form.dtype)
@@ -145,8 +148,11 @@ impl Form {
         let (element, sum) = (self.dtype.short_name(), self.dtype.compute().short_name());
         let source = if self.is_later { sum } else { element };
         let width = if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 };
-        let call = format_args!("segments<{element}, {source}, {width}>(x)");
-        Source::new(&self.name).define("CALL", call).print(include_str!("segments.cu"))
+        let call = format_args!("segments<{element}, {source}, {width}, {}>(x)", self.is_sum);
+        // The blocks that share a multiprocessor, so that enough rows are in flight.
+        let blocks = if width > 4 { 3 } else { 4 };
+        let source = Source::new(&self.name).define("CALL", call).define("BLOCKS", format_args!("{blocks}"));
+        source.print(include_str!("segments.cu"))
     }
 }
 

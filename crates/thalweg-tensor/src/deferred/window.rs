@@ -121,7 +121,7 @@ struct Waiters {
     again: usize,
     /// The number of loops, which are the last ones, that have not waited while a command of another kind was queued.
     fresh: usize,
-    /// The number of commands before which nothing but such loops waited.
+    /// The number of commands so far, before which loops waited.
     commands: u32,
 }
 
@@ -378,14 +378,11 @@ impl Waiters {
         families
     }
 
-    /// Returns whether to search for families that hold too much memory. If only loops that compute something again are waiting, it
-    /// is done once in eight commands, because such loops hold little memory that nothing else holds.
+    /// Returns whether to search for families that hold too much memory: before the first command after a loop was added, and once in
+    /// eight commands, since other holders of the memory may have released it.
     fn looks_for_greedy(&mut self) -> bool {
-        if self.loops.len() > self.again {
-            return true;
-        }
         self.commands = self.commands.wrapping_add(1);
-        self.commands.is_multiple_of(8)
+        self.loops.len() > self.again && self.fresh > 0 || self.commands.is_multiple_of(8)
     }
 
     /// Returns the families that hold more than [`MOST_MEMORY`] times the bytes of their results that nothing else holds.

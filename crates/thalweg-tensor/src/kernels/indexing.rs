@@ -304,7 +304,7 @@ impl Scatter<'_> {
             let result = self.begun(target, wide)?;
             match self.combine {
                 Combine::Replace => self.replaced_rows(sizes, stride, &source, &result)?,
-                _ => self.rows(sizes, stride, &source, &result)?,
+                _ => self.rows((sizes, stride), &source, &result, matches!(target, Target::Zeros(_)))?,
             }
             result
         } else if may_be_atomic {
@@ -364,8 +364,14 @@ impl Scatter<'_> {
         launch(kernel, [self.index, &last, source, result], self.label)
     }
 
-    /// Combines rows at one list of indices.
-    fn rows(&self, sizes: [u64; 4], stride: u64, source: &Tensor, result: &Tensor) -> Result<()> {
+    /// Combines rows at one list of indices with those of a result, which may be zeros.
+    fn rows(
+        &self,
+        (sizes, stride): ([u64; 4], u64),
+        source: &Tensor,
+        result: &Tensor,
+        from_zeros: bool,
+    ) -> Result<()> {
         let kernel = Segments {
             sizes,
             source_strides: strides(source),
@@ -373,11 +379,11 @@ impl Scatter<'_> {
             through_stride: 0,
             skipped: u64::MAX,
             combine: self.combine,
-            from_zeros: false,
+            from_zeros,
             is_later: false,
             dtype: source.dtype(),
         };
-        combine_rows(kernel, (self.index, stride), source, result, self.label)
+        combine_rows(kernel, (self.index, stride), source, result, (FEW_ROWS, self.label))
     }
 
     /// Returns the target, if it is not zeros, and a result for a kernel that reads it once.
@@ -440,25 +446,24 @@ impl Scatter<'_> {
     }
 }
 
-/// Combines rows with those of a result at a list of indices with this stride.
+/// Combines rows with those of a result at a list of indices with this stride. At most so many rows are combined by one launch.
 fn combine_rows(
     kernel: Segments,
     (index, stride): (&Tensor, u64),
     source: &Tensor,
     result: &Tensor,
-    label: Label,
+    (most, label): (u64, Label),
 ) -> Result<()> {
     let [_, limit, count, _] = kernel.sizes;
-    // The rows of a table are seldom all the same one.
-    let may_be_few = kernel.from_zeros || count <= FEW_ROWS;
-    if may_be_few && ScatterFew::are_few(kernel.sizes) || count.max(limit) > SortIndices::MOST {
+    if count <= most && ScatterFew::are_few(kernel.sizes) || count.max(limit) > SortIndices::MOST {
         let Segments { sizes, source_strides, skipped, combine, from_zeros, dtype, .. } = kernel;
         let few =
             ScatterFew { sizes, index_stride: stride, source_strides, skipped, combine, from_zeros, dtype };
         return launch(few, [index, source, result], label);
     }
     let (keys, order) = sorted((index, stride), [count, limit], label)?;
-    let Some(GatheredRows { table, index: through }) = gathered_rows(source) else {
+    let is_numbered = |rows: &GatheredRows| rows.table.shape()[1] as u64 <= SortIndices::MOST;
+    let Some(GatheredRows { table, index: through }) = gathered_rows(source).filter(is_numbered) else {
         return combine_sorted(kernel, [&keys, &order, source, result], None, label);
     };
     let [outer, extent, inner] = three(&table)?.map(|size| size as u64);
@@ -551,7 +556,8 @@ pub(crate) fn embedding_gradient(
         is_later: false,
         dtype: sum.dtype(),
     };
-    combine_rows(kernel, (&indices, 1), &gradient, &sum, label)?;
+    // The rows of a table are seldom all the same one.
+    combine_rows(kernel, (&indices, 1), &gradient, &sum, (u64::MAX, label))?;
     Ok(sum)
 }
 
