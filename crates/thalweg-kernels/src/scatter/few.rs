@@ -32,7 +32,7 @@ pub struct ScatterFew {
     pub index_stride: u64,
     /// The strides of the source, in elements.
     pub source_strides: [u64; 3],
-    /// The index whose rows are not combined; none if it is `u64::MAX`.
+    /// The index whose rows are skipped; `u64::MAX` if there is none.
     pub skipped: u64,
     /// The way in which elements are combined: not [`Combine::Replace`].
     pub combine: Combine,
@@ -48,14 +48,13 @@ arguments! { ScatterFew { sizes, index_stride, source_strides, skipped, combine,
 const BLOCK: u64 = 256;
 /// The number of places of a block: one for each warp.
 const PLACES: u64 = 8;
-/// The most rows of an index that are combined in their order; more are divided by [`PLACES`] equal shares of the list.
+/// The most rows of an index that are combined sequentially; more rows are divided into [`PLACES`] equal parts of the list.
 const MANY: usize = 16;
 /// The most columns of a warp: eight for each lane.
 const COLUMNS: u64 = 256;
 
-/// The most indices of a short list for each row of the result, and the most pairs of indices that a launch compares. One block combines
-/// all rows of an index, so a launch takes as long as the row that is named most often; a sort takes the same time whatever the
-/// indices are.
+/// The most indices of a short list per row of the result, and the most pairs of indices that a launch compares. One block combines
+/// all rows of an index, so a launch takes as long as the most frequent index; the time of a sort does not depend on the indices.
 const MOST_OF_A_ROW: u64 = 1024;
 const MOST_PAIRS: u64 = 1 << 26;
 
@@ -97,7 +96,7 @@ impl ScatterFew {
     }
 }
 
-/// A kernel.
+/// A variant of the kernel.
 struct Form {
     dtype: DType,
     is_wide: bool,
