@@ -90,9 +90,8 @@ pub(crate) fn fuse(
     machine: &Machine,
 ) -> Result<Loop, Refusal> {
     let bodies = || [first, second].into_iter().map(|of| &of.launch.body);
-    let is_placed_by_both =
-        bodies().any(|body| body.has_places()) && bodies().any(|body| body.uses_coordinates());
-    if !first.is_fusable || !second.is_fusable || is_placed_by_both {
+    let reads_both = bodies().any(|body| body.has_offsets()) && bodies().any(|body| body.uses_coordinates());
+    if !first.is_fusable || !second.is_fusable || reads_both {
         return Err(Refusal::Kind);
     }
     let host_is_first = first.combines() || !second.combines() && first.points() > second.points();

@@ -105,9 +105,9 @@ impl<'b> Copy<'_, 'b> {
                 Source::Input(input) => Node::Load { input },
                 Source::Output(output) => return self.builder.value(self.outputs[usize::from(output)]),
             },
-            Node::Place { input } => match part.sources[usize::from(input)] {
-                Source::Input(input) => Node::Place { input },
-                Source::Output(_) => panic!("places are those of memory"),
+            Node::Offset { input } => match part.sources[usize::from(input)] {
+                Source::Input(input) => Node::Offset { input },
+                Source::Output(_) => panic!("offsets are those in memory"),
             },
             Node::Gather { input, index, guard, otherwise } => match part.sources[usize::from(input)] {
                 Source::Input(input) => Node::Gather { input, index: at(index), guard: at(guard), otherwise },

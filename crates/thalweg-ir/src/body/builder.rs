@@ -35,10 +35,10 @@ impl BodyBuilder {
         self.node(Node::Load { input }, dtype).to(dtype.compute())
     }
 
-    /// Adds a strided input, and returns the place of its element (i64). Its elements are not read.
-    pub fn place(&self, dtype: DType) -> Value<'_> {
+    /// Adds a strided input, and returns the offset of its element (i64). Its elements are not read.
+    pub fn offset(&self, dtype: DType) -> Value<'_> {
         let input = self.add_input(dtype, InputKind::Strided);
-        self.node(Node::Place { input }, DType::I64)
+        self.node(Node::Offset { input }, DType::I64)
     }
 
     /// Adds an input that is gathered from; the returned number is for [`BodyBuilder::gather`].

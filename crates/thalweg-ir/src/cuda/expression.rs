@@ -231,8 +231,8 @@ pub(super) struct Statements<'k> {
     body: &'k Body,
     /// The expression for the element of an input.
     load: Box<dyn Fn(usize) -> String + 'k>,
-    /// The expression for the place of an input's element.
-    place: Box<dyn Fn(usize) -> String + 'k>,
+    /// The expression for the offset of an input's element.
+    offset: Box<dyn Fn(usize) -> String + 'k>,
     /// For each node, the expression for the element that it gathers, if that is loaded already.
     gathered: Vec<Option<String>>,
 }
@@ -243,13 +243,13 @@ pub(super) type Defined = Vec<bool>;
 impl<'k> Statements<'k> {
     /// Creates the printer of statements over a body, whose loads are written by `load`.
     pub fn new(body: &'k Body, load: impl Fn(usize) -> String + 'k) -> Self {
-        let place = |input| panic!("the places of input {input} are only in kernels of points");
-        Self { body, load: Box::new(load), place: Box::new(place), gathered: vec![None; body.nodes.len()] }
+        let offset = |input| panic!("the offsets of input {input} are not defined in this kernel");
+        Self { body, load: Box::new(load), offset: Box::new(offset), gathered: vec![None; body.nodes.len()] }
     }
 
-    /// Returns the printer with places of inputs that are written by `place`.
-    pub fn with_places(mut self, place: impl Fn(usize) -> String + 'k) -> Self {
-        self.place = Box::new(place);
+    /// Returns the printer with offsets of inputs that are written by `offset`.
+    pub fn with_offsets(mut self, offset: impl Fn(usize) -> String + 'k) -> Self {
+        self.offset = Box::new(offset);
         self
     }
 
@@ -311,19 +311,19 @@ impl<'k> Statements<'k> {
         inputs
     }
 
-    /// Returns the inputs whose places [`Statements::define`] would read.
-    pub fn places(&self, roots: &[ExprId], defined: &Defined) -> Vec<usize> {
-        let place = |index: usize| match self.body.nodes[index] {
-            Node::Place { input } => Some(usize::from(input)),
+    /// Returns the inputs whose offsets [`Statements::define`] would read.
+    pub fn offsets(&self, roots: &[ExprId], defined: &Defined) -> Vec<usize> {
+        let offset = |index: usize| match self.body.nodes[index] {
+            Node::Offset { input } => Some(usize::from(input)),
             _ => None,
         };
-        let mut inputs: Vec<usize> = self.missing(roots, defined, |_| true).filter_map(place).collect();
+        let mut inputs: Vec<usize> = self.missing(roots, defined, |_| true).filter_map(offset).collect();
         inputs.sort_unstable();
         inputs.dedup();
         inputs
     }
 
-    /// Prints the loads of the vectors that [`Statements::define`] would gather from places in line. `line` is the place of the first
+    /// Prints the loads of the vectors that [`Statements::define`] would gather at indices in line. `line` is the offset of the first
     /// element of an input's vector. What is the same for a vector is defined.
     pub fn print_gathered(
         &self,
@@ -338,7 +338,7 @@ impl<'k> Statements<'k> {
             let Node::Gather { input, index: place, guard, .. } = body.nodes[index] else { continue };
             let Node::Binary(_, a, b) = body.nodes[place.index()] else { continue };
             let part = |id: ExprId| match body.nodes[id.index()] {
-                Node::Place { input } => format!("i64({})", line(usize::from(input))),
+                Node::Offset { input } => format!("i64({})", line(usize::from(input))),
                 _ => self.name(id),
             };
             let pack = format!("pack<{}, {vector}>", memory_type(body.inputs[usize::from(input)].dtype));
@@ -388,7 +388,7 @@ impl<'k> Statements<'k> {
         Some(match body.nodes[number] {
             Node::Constant(_) | Node::Reduced { .. } | Node::Detach(_) => return None,
             Node::Load { input } => element((self.load)(usize::from(input))),
-            Node::Place { input } => format!("i64({})", (self.place)(usize::from(input))),
+            Node::Offset { input } => format!("i64({})", (self.offset)(usize::from(input))),
             Node::Gather { input, index, guard, otherwise } => {
                 let loaded = self.gathered[number].clone();
                 let read = element(loaded.unwrap_or_else(|| format!("a.input{input}[{}]", self.name(index))));

@@ -23,7 +23,7 @@ pub fn print_foreach(kernel: &ForeachKernel) -> String {
         && !body
             .nodes
             .iter()
-            .any(|node| matches!(node, Node::Index(_) | Node::Place { .. } | Node::Gather { .. }));
+            .any(|node| matches!(node, Node::Index(_) | Node::Offset { .. } | Node::Gather { .. }));
     assert!(plain, "{}: a body over a list is elementwise", kernel.name);
     for (output, &target) in body.outputs.iter().zip(&kernel.targets) {
         let input = body.inputs[usize::from(target)];

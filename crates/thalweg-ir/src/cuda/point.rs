@@ -14,9 +14,9 @@ pub(super) fn loaded_inputs(kernel: &Kernel) -> Vec<usize> {
     (0..kernel.body.inputs.len()).filter(|&number| kernel.body.loads_input(number)).collect()
 }
 
-/// Returns the inputs whose places the body reads.
-fn placed_inputs(kernel: &Kernel) -> impl Iterator<Item = usize> + '_ {
-    (0..kernel.body.inputs.len()).filter(|&number| kernel.body.uses_places(number))
+/// Returns the inputs whose offsets the body reads.
+fn offset_inputs(kernel: &Kernel) -> impl Iterator<Item = usize> + '_ {
+    (0..kernel.body.inputs.len()).filter(|&number| kernel.body.uses_offsets(number))
 }
 
 /// Returns how many vectors of each input a thread loads before it uses the first: with few inputs, one vector each would leave
@@ -123,7 +123,8 @@ fn print_point_function(kernel: &Kernel, inputs: &[usize], writer: &mut Writer) 
             _ => {}
         }
     }
-    let statements = Statements::new(body, |number| format!("input{number}")).with_places(|_| "i".to_owned());
+    let statements =
+        Statements::new(body, |number| format!("input{number}")).with_offsets(|_| "i".to_owned());
     print_values(kernel, &statements, &|number| format!("output{number}"), writer);
     writer.close("");
     writer.blank();
@@ -151,8 +152,8 @@ fn print_points_at_once(kernel: &Kernel, at_once: u32, dimensions: &[(String, St
     for &number in &inputs {
         writer.line(&format!("{} input{number}[{at_once}];", memory_type(body.inputs[number].dtype)));
     }
-    for number in placed_inputs(kernel) {
-        writer.line(&format!("{index} place{number}[{at_once}];"));
+    for number in offset_inputs(kernel) {
+        writer.line(&format!("{index} offset{number}[{at_once}];"));
     }
     for number in 0..body.outputs.len() {
         writer.line(&format!("{index} to_output{number}[{at_once}];"));
@@ -169,8 +170,8 @@ fn print_points_at_once(kernel: &Kernel, at_once: u32, dimensions: &[(String, St
     for &number in &inputs {
         writer.line(&format!("input{number}[k] = a.input{number}[at_input{number}];"));
     }
-    for number in placed_inputs(kernel) {
-        writer.line(&format!("place{number}[k] = at_input{number};"));
+    for number in offset_inputs(kernel) {
+        writer.line(&format!("offset{number}[k] = at_input{number};"));
     }
     for number in 0..body.outputs.len() {
         writer.line(&format!("to_output{number}[k] = at_output{number};"));
@@ -179,7 +180,7 @@ fn print_points_at_once(kernel: &Kernel, at_once: u32, dimensions: &[(String, St
     open_points(writer);
     let output = |number| format!("a.output{number}[to_output{number}[k]]");
     let statements = Statements::new(body, |number| format!("input{number}[k]"))
-        .with_places(|number| format!("place{number}[k]"));
+        .with_offsets(|number| format!("offset{number}[k]"));
     print_values(kernel, &statements, &output, writer);
     (0..3).for_each(|_| writer.close(""));
 }
@@ -215,7 +216,7 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     let element = |kind: &str, number: usize| format!("a.{kind}{number}[at_{kind}{number}]");
     if vector == 1 {
         let statements = Statements::new(body, |number| element("input", number))
-            .with_places(|number| format!("at_input{number}"));
+            .with_offsets(|number| format!("at_input{number}"));
         print_values(kernel, &statements, &|number| element("output", number), writer);
     } else {
         let packs = |dtype: DType| format!("pack<{}, {vector}>", memory_type(dtype));
@@ -235,12 +236,12 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
             let pack = format!("input{number}.element[e]");
             if class.repeats(number) { element("input", number) } else { pack }
         };
-        let place = |number: usize| match class.repeats(number) {
+        let offset = |number: usize| match class.repeats(number) {
             true => format!("at_input{number}"),
             false => format!("at_input{number} + e"),
         };
         let statements =
-            Statements::new(body, input).with_places(place).with_vectors(|input| class.repeats(input));
+            Statements::new(body, input).with_offsets(offset).with_vectors(|input| class.repeats(input));
         print_values(kernel, &statements, &|number| format!("output{number}.element[e]"), writer);
         writer.close("");
         for (number, output) in body.outputs.iter().enumerate() {
@@ -252,21 +253,21 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     writer.close("");
 }
 
-/// Prints the loads of what is gathered as vectors, with what their places need.
+/// Prints the loads of what is gathered as vectors, with what their indices need.
 fn print_gathered(kernel: &Kernel, writer: &mut Writer) {
     let (body, class) = (&kernel.body, &kernel.class);
-    if !body.has_places() {
+    if !body.has_offsets() {
         return;
     }
-    let place = |number| format!("at_input{number}");
+    let offset = |number| format!("at_input{number}");
     let statements = Statements::new(body, |number| format!("a.input{number}[at_input{number}]"))
-        .with_places(place)
+        .with_offsets(offset)
         .with_vectors(|input| class.repeats(input));
     let same = body.same_for_repeated(|input| class.repeats(input));
     let roots: Vec<ExprId> = body.written().collect();
     let mut defined = statements.nothing();
     statements.define(&roots, &mut defined, |index| same[index], writer);
-    statements.print_gathered((&roots, &defined), class.vector, place, writer);
+    statements.print_gathered((&roots, &defined), class.vector, offset, writer);
 }
 
 /// Prints the offsets of the operands of a strided kernel.
@@ -282,7 +283,7 @@ fn print_offsets(kernel: &Kernel, writer: &mut Writer) {
         }
     };
     let inputs = 0..body.inputs.len();
-    for number in inputs.filter(|&number| body.loads_input(number) || body.uses_places(number)) {
+    for number in inputs.filter(|&number| body.loads_input(number) || body.uses_offsets(number)) {
         let operand = format!("input{number}");
         writer.line(&format!("const {index} at_{operand} = {};", place(&operand, true)));
     }

@@ -63,14 +63,14 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
         None => format!("a.input{number}[at_input{number}]"),
     };
     let at_points = kernel.body.point_dependent(|input| !class.repeats(input));
-    let place = move |number: usize| match class.held {
+    let offset = move |number: usize| match class.held {
         1.. if class.repeats(number) => format!("start_input{number}"),
         1.. if class.contiguous => "row_start + first + e".to_owned(),
         1.. => format!("start_input{number} + first + e"),
         0 if class.contiguous => "at".to_owned(),
         0 => format!("at_input{number}"),
     };
-    let mut statements = Statements::new(&kernel.body, load).with_places(place);
+    let mut statements = Statements::new(&kernel.body, load).with_offsets(offset);
     if class.held > 0 {
         statements = statements.with_vectors(|input| class.repeats(input));
     }
@@ -346,7 +346,7 @@ impl RowPrinter<'_> {
     fn define_at_point(&self, roots: &[ExprId], outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (class, index) = (&self.kernel.class, self.index);
         let mut inputs = self.statements.loads(roots, defined);
-        inputs.extend(self.statements.places(roots, defined));
+        inputs.extend(self.statements.offsets(roots, defined));
         inputs.sort_unstable();
         inputs.dedup();
         if !class.contiguous {

@@ -501,7 +501,7 @@ impl<'l> Launch<'l> {
             Op::Gather { input, otherwise } => {
                 return with_dtype!(step.dtype, T => self.gather::<T>(block, step, input, otherwise));
             }
-            Op::Place { input } => self.places(block, step, input, level),
+            Op::Offset { input } => self.offsets(block, step, input, level),
             Op::Coordinate(dimension) => self.coordinate(block, step, dimension, level),
             Op::Unary(op) => block.unary(op, step),
             Op::Binary(op) => block.binary(op, step),
@@ -622,7 +622,7 @@ impl<'l> Launch<'l> {
         });
     }
 
-    fn places(&self, block: &mut Block<'_, '_>, step: &HostStep, input: u16, level: Level) {
+    fn offsets(&self, block: &mut Block<'_, '_>, step: &HostStep, input: u16, level: Level) {
         let operand = usize::from(input);
         let first = self.part.map_or(0, |part| part.offset(self.geometry, operand)) as i64;
         let count = block.count;

@@ -437,7 +437,7 @@ impl Site<'_> {
         let value = match body.nodes[id.index()] {
             Node::Constant(value) => Value::scalar(value, dtype),
             Node::Load { input } => self.inputs[usize::from(input)].get(dtype, self.place(input)),
-            Node::Place { input } => Value::wrap(DType::I64, self.place(input) as i128),
+            Node::Offset { input } => Value::wrap(DType::I64, self.place(input) as i128),
             Node::Gather { input, index, guard, otherwise } => {
                 if of(guard).bool() {
                     self.inputs[usize::from(input)].get(dtype, of(index).int() as usize)

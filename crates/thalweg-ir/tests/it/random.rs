@@ -103,9 +103,9 @@ pub fn pair(choices: &[u32]) -> Pair {
         let fits =
             |&operand: &usize| input.kind == InputKind::Strided && operands[operand] == (input.dtype, true);
         let candidates: Vec<usize> = (0..operands.len()).rev().filter(fits).collect();
-        let place = Node::Place { input: number as u16 };
-        let has_places = second.kernel.body.nodes.contains(&place);
-        if candidates.is_empty() || has_places || tape.rarely(5) {
+        let place = Node::Offset { input: number as u16 };
+        let has_offsets = second.kernel.body.nodes.contains(&place);
+        if candidates.is_empty() || has_offsets || tape.rarely(5) {
             shared.push(None);
             continue;
         }
@@ -289,7 +289,7 @@ fn body(
     }
     if generator.tape.rarely(10) {
         let (dtype, has_inner) = (generator.dtype(), generator.has_inner);
-        generator.pool.push((builder.place(dtype), has_inner));
+        generator.pool.push((builder.offset(dtype), has_inner));
     }
     for dimension in 0..row_rank + inner_rank {
         if generator.tape.rarely(10) {

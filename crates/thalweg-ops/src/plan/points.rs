@@ -73,7 +73,7 @@ pub(super) fn in_order_of_outputs(body: &Body, iteration: &Iteration) -> Option<
 fn is_plain(body: &Body) -> bool {
     body.reductions.is_empty()
         && !body.uses_coordinates()
-        && (body.has_places() || body.inputs.iter().all(|input| input.kind == InputKind::Strided))
+        && (body.has_offsets() || body.inputs.iter().all(|input| input.kind == InputKind::Strided))
         && body.outputs.iter().all(|output| output.scatter.is_none())
 }
 
@@ -126,7 +126,7 @@ pub(super) fn transposed_class(
 ) -> Option<Class> {
     let extents = &geometry.row_shape;
     let last = extents.len().checked_sub(1)?;
-    if !is_plain(body) || body.has_places() || class.inner_rank != 0 || body.inputs.len() > 32 {
+    if !is_plain(body) || body.has_offsets() || class.inner_rank != 0 || body.inputs.len() > 32 {
         return None;
     }
     let count = body.inputs.len();

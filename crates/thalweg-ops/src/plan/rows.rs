@@ -43,7 +43,7 @@ pub(super) fn online(
     wanted_lanes: Option<u16>,
 ) -> Option<Class> {
     let points = geometry.points();
-    if class.inner_rank != 1 || points <= WARP_POINTS || body.has_places() {
+    if class.inner_rank != 1 || points <= WARP_POINTS || body.has_offsets() {
         return None;
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
@@ -75,7 +75,7 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &I
     let bytes = elements.held.bytes_of_a_point(body, class.vector);
     let shared = elements.in_shared_memory(bytes, iteration.shared_memory_bytes);
     let streamed =
-        || streamed::of(body, geometry, &class, iteration, &elements.held).filter(|_| !body.has_places());
+        || streamed::of(body, geometry, &class, iteration, &elements.held).filter(|_| !body.has_offsets());
     let alone = || elements.threads(bytes).map(of);
     match shared {
         Some(shared) => {
@@ -122,7 +122,7 @@ fn in_vectors(body: &Body, geometry: &Geometry, class: Class, iteration: &Iterat
     let class = Class { repeated: repeated(body, geometry)?, ..class };
     let class = Class { vector: vector(body, geometry, &class, iteration.alignment_bytes), ..class };
     let shifted = shifted(body, geometry, &class, iteration.alignment_bytes);
-    let class = shifted.filter(|_| !body.has_places()).unwrap_or(class);
+    let class = shifted.filter(|_| !body.has_offsets()).unwrap_or(class);
     let more = if class.shifted { u64::from(class.vector) - 1 } else { 0 };
     Some((class, points + more))
 }

@@ -64,7 +64,7 @@ fn at_indices(
     let source = b.gathered_input(signature.inputs[0]);
     let index = b.input(DType::I64);
     let [extent, inner] = [0; 2].map(|_| scalar(b, DType::I64));
-    let place = b.place(signature.inputs[0]) + index * inner;
+    let place = b.offset(signature.inputs[0]) + index * inner;
     let value = b.gather(source, place, fits(b, index, extent), Scalar::F64(f64::NAN));
     b.output(value, signature.outputs[0], OutputPlace::Row);
 }

@@ -57,7 +57,7 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
         Placement::Strided { rows: row.into(), inner: if at_points { rest.into() } else { SmallVec::new() } }
     };
     // The indices of what is gathered are the same for a row.
-    let is_of_rows = |number| body.has_places() && body.loads_input(number);
+    let is_of_rows = |number| body.has_offsets() && body.loads_input(number);
     let inputs = body.inputs.iter().enumerate().map(|(number, input)| match input.kind {
         thalweg_ir::InputKind::Strided if is_of_rows(number) => {
             let mut rows = strides(rows, false);
