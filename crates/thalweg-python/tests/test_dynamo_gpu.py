@@ -58,6 +58,18 @@ def test_attention_is_ours(torch, dynamo):
     assert forward.taken + backward.taken < 12 and not forward.passed_on and not backward.passed_on, dynamo.compiled()
 
 
+@with_pytorch
+def test_queries_that_attend_to_nothing_are_zeros(torch, dynamo):
+    import as_gpu
+
+    allowed = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
+    allowed[0, :, :, :2] = False
+    tensors = [torch.randn(2, 1, 4, 8, requires_grad=True) for _ in range(3)]
+    attention = functools.partial(torch.nn.functional.scaled_dot_product_attention, attn_mask=allowed)
+    found, expected = (trained(torch, called, [], tensors) for called in (torch.compile(attention, backend=as_gpu.backend), attention))
+    torch.testing.assert_close(found, expected)
+
+
 def attention_of(torch, kernel):
     """Returns a function of one of PyTorch's kernels of attention, with its gradient, by its operators."""
     aten = torch.ops.aten
