@@ -2,7 +2,7 @@
 // the list in their order, and then the shares.
 #ifndef NAME
 #include "../defaults.cuh"
-#define CALL combine_few<f32, 4>(x)
+#define CALL combine_few<f32, 4, true>(x)
 #endif
 #include "../shared/elements.cuh"
 #include "combinations.cuh"
@@ -33,7 +33,7 @@ constexpr u32 MANY = 16;
 constexpr u32 NONE = ~0u;
 
 // The elements of a lane in the columns of its warp.
-template <class T, u32 WIDTH> struct Columns {
+template <class T, u32 WIDTH, bool IS_SUM> struct Columns {
     // Elements that are read one by one have few parts: more of them are more code, which takes time to fetch.
     static constexpr u32 OWN = WIDTH < 4 ? 2 * WIDTH : 8, PARTS = OWN / WIDTH;
     typedef typename combined<T>::type SUM;
@@ -58,9 +58,12 @@ template <class T, u32 WIDTH> struct Columns {
                 }
             }
         }
-        // One way for all: a choice at each element would take longer than the sums.
+        if constexpr (IS_SUM) {
+            accumulate<1>(values, rows);
+            return;
+        }
+        // One way for all: a choice at each element would take longer than what it chooses.
         switch (x.combine) {
-            case 1: accumulate<1>(values, rows); break;
             case 2: accumulate<2>(values, rows); break;
             case 3: accumulate<3>(values, rows); break;
             default: accumulate<4>(values, rows);
@@ -133,7 +136,7 @@ template <class T, u32 WIDTH> struct Columns {
             #pragma unroll
             for (u32 j = 0; j < WIDTH; ++j) {
                 const SUM own = sum[part * WIDTH + j];
-                all.at[j] = narrowing<T>::of(x.from_zeros ? own : combine<SUM>(x.combine, widened(all.at[j]), own));
+                all.at[j] = narrowing<T>::of(x.from_zeros ? own : combine<SUM>(IS_SUM ? 1 : x.combine, widened(all.at[j]), own));
             }
             *to = all;
         }
@@ -142,9 +145,9 @@ template <class T, u32 WIDTH> struct Columns {
 
 // A warp has one place of the list, and columns of its row. It combines the rows of all places of its index if none is before its own. The
 // places of a block are far from each other: the first places of indices that many rows have are mostly close together.
-template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few(const arguments& x) {
+template <class T, u32 WIDTH, bool IS_SUM> static __device__ __forceinline__ void combine_few(const arguments& x) {
     typedef typename combined<T>::type SUM;
-    constexpr u32 OWN = Columns<T, WIDTH>::OWN;
+    constexpr u32 OWN = Columns<T, WIDTH, IS_SUM>::OWN;
     __shared__ u32 tile[TILE], queues[WARPS][64], of_many[WARPS];
     __shared__ SUM shares[WARPS][OWN][32];
     __shared__ bool is_share[WARPS];
@@ -153,7 +156,7 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few
     const u64 parts = (x.inner + 32 * OWN - 1) / (32 * OWN), blocks = (x.count + WARPS - 1) / WARPS;
     for (u64 item = blockIdx.x; item < x.outer * blocks * parts; item += gridDim.x) {
         const u64 part = item % parts, place = item / parts % blocks + thread / 32 * blocks, o = item / parts / blocks;
-        Columns<T, WIDTH> columns;
+        Columns<T, WIDTH, IS_SUM> columns;
         columns.first = part * 32 * OWN + lane * WIDTH;
         columns.count = x.inner;
         const T* const source = (const T*)x.source + o * x.source_strides[0];
@@ -232,7 +235,7 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few
                     #pragma unroll
                     for (u32 j = 0; j < OWN; ++j) {
                         const SUM value = shares[warp][j][lane];
-                        columns.sum[j] = columns.is_empty ? value : combine<SUM>(x.combine, columns.sum[j], value);
+                        columns.sum[j] = columns.is_empty ? value : combine<SUM>(IS_SUM ? 1 : x.combine, columns.sum[j], value);
                     }
                     columns.is_empty = false;
                 }

@@ -93,7 +93,7 @@ impl ScatterFew {
     fn form(&self, at: &Operands) -> Form {
         let dtype = DTYPES.into_iter().find(|&dtype| dtype == self.dtype).unwrap_or(DType::F32);
         let width = width_of(self.dtype, self.sizes[3], self.source_strides, [at[1], at[2]]);
-        Form { dtype, is_wide: width > 1 }
+        Form { dtype, is_wide: width > 1, is_sum: self.combine == Combine::Sum }
     }
 }
 
@@ -101,21 +101,29 @@ impl ScatterFew {
 struct Form {
     dtype: DType,
     is_wide: bool,
+    is_sum: bool,
 }
 
-/// The names of the entry points by dtype, for elements that are read one by one, and for vectors of 16 bytes.
-const NAMES: [[&str; 2]; DTYPES.len()] = [
-    ["scatter_few_float32", "scatter_few_float32_wide"],
-    ["scatter_few_float64", "scatter_few_float64_wide"],
-    ["scatter_few_float16", "scatter_few_float16_wide"],
-    ["scatter_few_bfloat16", "scatter_few_bfloat16_wide"],
-    ["scatter_few_int64", "scatter_few_int64_wide"],
-];
+/// The names of the entry points by dtype: of sums, for elements that are read one by one and for vectors of 16 bytes, and of other ways to
+/// combine.
+const NAMES: [[&str; 4]; DTYPES.len()] = {
+    macro_rules! names {
+        ($($dtype:literal)*) => {
+            [$([
+                concat!("scatter_few_", $dtype),
+                concat!("scatter_few_", $dtype, "_wide"),
+                concat!("scatter_few_any_", $dtype),
+                concat!("scatter_few_any_", $dtype, "_wide"),
+            ]),*]
+        };
+    }
+    names!["float32" "float64" "float16" "bfloat16" "int64"]
+};
 
 impl Form {
     fn name(&self) -> &'static str {
         let number = DTYPES.into_iter().position(|dtype| dtype == self.dtype).unwrap_or(0);
-        NAMES[number][usize::from(self.is_wide)]
+        NAMES[number][usize::from(self.is_wide) + 2 * usize::from(!self.is_sum)]
     }
 
     /// Returns the number of elements of a vector.
@@ -130,14 +138,16 @@ impl Form {
 
     fn print(&self) -> String {
         let width = self.width();
-        let call = format_args!("combine_few<{}, {width}>(x)", self.dtype.short_name());
+        let call = format_args!("combine_few<{}, {width}, {}>(x)", self.dtype.short_name(), self.is_sum);
         Source::new(self.name()).define("CALL", call).print(include_str!("few.cu"))
     }
 }
 
 /// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    let forms = DTYPES.into_iter().flat_map(|dtype| [false, true].map(|is_wide| Form { dtype, is_wide }));
+    let forms = DTYPES.into_iter().flat_map(|dtype| {
+        (0..4).map(move |bits| Form { dtype, is_wide: bits & 1 == 1, is_sum: bits & 2 == 0 })
+    });
     forms.map(|form| (form.name().to_owned(), form.print()))
 }
 
