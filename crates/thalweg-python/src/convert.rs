@@ -171,17 +171,25 @@ pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Optio
         return run(number.py(), made).map(Some);
     }
     let Some(scalar) = read_scalar(number, false)? else { return Ok(None) };
-    let dtype = dtype_beside(scalar, like);
+    let dtype = dtype_beside(scalar, std::slice::from_ref(like));
     run(number.py(), || filled(scalar, dtype, like.device())).map(Some)
 }
 
-/// Returns the dtype of a tensor that is made of a number, for an operation with `like`.
-pub fn dtype_beside(number: Scalar, like: &Tensor) -> DType {
+/// Returns the dtype of a tensor that is made of a number, for an operation with other tensors: that to which those are promoted that can
+/// hold numbers of its category, first those with dimensions. Otherwise it is the dtype of Python's numbers.
+pub fn dtype_beside(number: Scalar, others: &[Tensor]) -> DType {
     let category = number.category();
-    // An integer beside more of them is one of 64 bits: it is converted with them, to floats where there is a quotient.
-    let is_wide = category == Category::Integer && like.dtype().category() == category && like.rank() > 0;
-    let is_like = category <= like.dtype().category() && !is_wide;
-    if is_like { like.dtype() } else { dtype_of(category) }
+    let promoted = |has_dimensions: bool| {
+        let able = others.iter().filter(|tensor| (tensor.rank() > 0) == has_dimensions);
+        let dtypes = able.map(Tensor::dtype).filter(|dtype| dtype.category() >= category);
+        dtypes.reduce(|one, other| one.promote(other).unwrap_or(one))
+    };
+    match (promoted(true), promoted(false)) {
+        // An integer beside more of them is one of 64 bits: it is converted with them, to floats where there is a quotient.
+        (Some(dtype), _) if category == Category::Integer && dtype.category() == category => DType::I64,
+        (Some(dtype), _) | (None, Some(dtype)) => dtype,
+        (None, None) => dtype_of(category),
+    }
 }
 
 /// Returns the dtype of Python numbers of a category.

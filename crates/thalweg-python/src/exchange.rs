@@ -82,6 +82,11 @@ impl Exchange {
         let layout = Layout::new(&shape, &strides, 0).map_err(|error| type_error(error.to_string()))?;
         let count = span_bytes(&layout, *dtype);
         let address = address_of(object, count)?;
+        if address == 0 && count > 0 {
+            // Zeros without memory, as gradients in forward mode may be.
+            refuse(|| "an input has no memory".to_owned());
+            return self.read_tensor(&object.call_method0("clone")?, device);
+        }
         if self.is_in_place {
             let strides: Vec<i64> = strides.iter().map(|&stride| stride as i64).collect();
             return over_object(object, address, (&shape, &strides), *dtype, device);

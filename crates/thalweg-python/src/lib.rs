@@ -29,6 +29,7 @@ macro_rules! functions {
     }};
 }
 
+mod asked;
 mod audit;
 mod autograd;
 mod backends;
@@ -110,6 +111,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     compiling::register(module)?;
     communicator::register(module)?;
     program::register(module)?;
+    asked::register(module)?;
     files::register(module)?;
     in_place::register(module)?;
     dlpack::register(module)

@@ -429,7 +429,7 @@ impl Values {
 }
 
 /// Returns a Python number as a value.
-fn number_value(object: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
+pub fn number_value(object: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
     Ok(if let Ok(truth) = object.cast::<PyBool>() {
         Some(Value::Bool(truth.is_true()))
     } else if object.is_instance_of::<PyInt>() {

@@ -8,7 +8,7 @@ use thalweg::ops::schema::{Kind, Type};
 use thalweg::tensor::caller::label_at;
 use thalweg::{DType, Device, Error, Scalar, Tensor};
 
-use crate::convert::{dtype_beside, read_complex, read_scalar, read_value};
+use crate::convert::{dtype_beside, filled, read_complex, read_scalar, read_value};
 use crate::dtype::PyDType;
 use crate::exchange::{Exchange, copy_once};
 use crate::failure::{exception, type_error, value_error};
@@ -264,7 +264,8 @@ type ResultParts<'py> = Option<(usize, Option<Bound<'py, PyAny>>, Option<FormPar
 type CallParts<'py> = (String, Vec<Bound<'py, PyAny>>, Vec<ResultParts<'py>>, Option<usize>);
 
 impl Call {
-    fn read(parts: &Bound<'_, PyTuple>) -> PyResult<Self> {
+    /// Reads a call from its parts.
+    pub fn read(parts: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let (name, arguments, results, writes): CallParts<'_> = parts.extract()?;
         let operator = find_operator(&name).map_err(|error| exception(&error))?;
         let parameters = &operator.schema().parameters;
@@ -333,7 +334,7 @@ impl Call {
     }
 
     /// Calls the operator with the values of the slots. The results are written into the memory, if there is any.
-    fn answer(
+    pub fn answer(
         &self,
         ours: &[Option<Value>],
         memory: Option<&[Tensor]>,
@@ -386,12 +387,14 @@ impl Call {
                 Value::Bool(truth) => Scalar::Bool(truth),
                 _ => continue,
             };
-            let like = self.operands.iter().find_map(|operand| match value_of(operand) {
-                Ok(Value::Tensor(tensor)) => Some(tensor),
-                _ => None,
-            });
-            let like = like.ok_or_else(|| Error::invalid("a number has no tensor beside it"))?;
-            made.push((place, Tensor::full(&[], number, dtype_beside(number, &like), like.device())?));
+            let beside: SmallVec<[Tensor; 4]> = (self.operands.iter())
+                .filter_map(|operand| match value_of(operand) {
+                    Ok(Value::Tensor(tensor)) => Some(tensor),
+                    _ => None,
+                })
+                .collect();
+            let first = beside.first().ok_or_else(|| Error::invalid("a number has no tensor beside it"))?;
+            made.push((place, filled(number, dtype_beside(number, &beside), first.device())?));
         }
         Ok(made)
     }
@@ -417,7 +420,9 @@ fn with_strides(tensor: Tensor, strides: &[Integer], ours: &[Option<Value>]) -> 
     let fits = expected.len() == layout.rank()
         && (layout.shape().iter().zip(layout.strides()).zip(&expected))
             .all(|((&extent, &own), &stride)| extent <= 1 || own as i64 == stride);
-    if fits || layout.elements() == 0 || expected.len() != layout.rank() {
+    // Elements that would share memory are of a trace with other sizes, such as that of a function whose sizes depend on elements.
+    if fits || layout.elements() == 0 || expected.len() != layout.rank() || overlap(layout.shape(), &expected)
+    {
         return Ok(tensor);
     }
     let sizes: Vec<i64> = layout.shape().iter().map(|&extent| extent as i64).collect();
@@ -431,6 +436,21 @@ fn with_strides(tensor: Tensor, strides: &[Integer], ours: &[Option<Value>]) -> 
     let made = made.swap_remove(0);
     copy_once(&made, &tensor)?;
     Ok(made)
+}
+
+/// Returns whether elements of a shape share memory with these strides.
+fn overlap(shape: &[usize], strides: &[i64]) -> bool {
+    let mut steps: SmallVec<[(i64, i64); 6]> = (strides.iter().zip(shape))
+        .filter(|&(_, &extent)| extent > 1)
+        .map(|(&stride, &extent)| (stride, extent as i64))
+        .collect();
+    steps.sort_unstable();
+    let mut span = 1;
+    steps.iter().any(|&(stride, extent)| {
+        let is_inside = stride < span;
+        span += (extent - 1) * stride;
+        is_inside
+    })
 }
 
 impl Arithmetic {

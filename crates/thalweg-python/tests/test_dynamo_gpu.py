@@ -58,6 +58,18 @@ def test_attention_is_ours(torch, dynamo):
     assert forward.taken + backward.taken < 12 and not forward.passed_on and not backward.passed_on, dynamo.compiled()
 
 
+@with_pytorch
+def test_queries_that_attend_to_nothing_are_zeros(torch, dynamo):
+    import as_gpu
+
+    allowed = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
+    allowed[0, :, :, :2] = False
+    tensors = [torch.randn(2, 1, 4, 8, requires_grad=True) for _ in range(3)]
+    attention = functools.partial(torch.nn.functional.scaled_dot_product_attention, attn_mask=allowed)
+    found, expected = (trained(torch, called, [], tensors) for called in (torch.compile(attention, backend=as_gpu.backend), attention))
+    torch.testing.assert_close(found, expected)
+
+
 def attention_of(torch, kernel):
     """Returns a function of one of PyTorch's kernels of attention, with its gradient, by its operators."""
     aten = torch.ops.aten
@@ -442,15 +454,91 @@ def test_linear_algebra_and_distances_are_calls_of_the_table(torch, dynamo):
 
 
 @with_pytorch
-def test_complex_numbers_that_the_table_lacks_are_pytorchs(torch, dynamo):
+def test_calls_that_the_table_refuses_are_pytorchs(torch, dynamo):
     import as_gpu
 
+    x, index, shared = torch.randn(3, 4, dtype=torch.complex64), torch.empty(0, dtype=torch.uint8), torch.tensor([0, 2, 0])
     functions = [
-        lambda x: torch.constant_pad_nd(x, [1, 2], 2j),
-        lambda x: torch.nn.functional.unfold(x[None, None], 2),
-        lambda x: x[:, :1].expand(3, 5).conj() * 2,
+        # Complex numbers that the table lacks.
+        (lambda x: torch.constant_pad_nd(x, [1, 2], 2j), [x], 1),
+        (lambda x: torch.nn.functional.unfold(x[None, None], 2), [x], 1),
+        (lambda x: x[:, :1].expand(3, 5).conj() * 2, [x], 0),
+        # The gradient adds at indices of bytes.
+        (lambda x, index: torch.gather(x, 0, index), [torch.randn(3), index], 1),
+        # The gradient's trace has the size 1 for the indices without their repetitions.
+        (lambda x, value, index: x.index_fill(-1, index, value), [torch.randn(2, 3), torch.randn(()), shared], 1),
+        (lambda x: torch.unfold_copy(x, 0, 1, 1), [torch.randn(())], 0),
+        # Integers become float64 beside numbers, and would become float32 in the table.
+        (lambda x: x * 0.1, [torch.arange(3)], 1),
     ]
-    x = torch.randn(3, 4, dtype=torch.complex64)
-    for function in functions:
+    for place, (function, inputs, passed_on) in enumerate(functions):
+        results = []
         torch._dynamo.reset()
-        torch.testing.assert_close(torch.compile(function, backend=as_gpu.backend, dynamic=False)(x), function(x))
+        dynamo.forget()
+        torch.set_default_dtype(torch.float64 if place == 6 else torch.float32)
+        for called in (torch.compile(function, backend=as_gpu.backend, dynamic=False), function):
+            leaves = [one.clone().requires_grad_(one.is_floating_point()) for one in inputs]
+            results.append(trained(torch, called, [], leaves))
+        torch.set_default_dtype(torch.float32)
+        torch.testing.assert_close(*results, msg=lambda text: f"{place}: {text}")
+        assert sum(sum(graph.passed_on.values()) for graph in dynamo.compiled()) == passed_on, (place, dynamo.compiled())
+
+
+@with_pytorch
+def test_scalars_of_the_cpu_keep_their_digits_in_calls_of_tensors(torch, dynamo):
+    import as_gpu
+
+    from thalweg.dynamo import _entry
+
+    def function(x, n, rate, count):
+        return torch.where(x > 0, rate, x), torch.maximum(x, rate), torch.addcmul(x, x, rate), n * rate, torch.maximum(n, count), n.masked_fill(n > 2, count), rate / x
+
+    number, integer = torch.tensor(0.1, dtype=torch.float64), torch.tensor(2**53 + 1)
+    for x, n in ((torch.tensor([0.3, -1.7], dtype=torch.float64), torch.tensor([1, 3])), (torch.tensor([0.25, -1.5]), torch.tensor([2**40 + 1, 3]))):
+        inputs = [x, n, number, integer]
+        with torch._subclasses.fake_tensor.FakeTensorMode():
+            fakes = [torch.empty(one.shape, dtype=one.dtype, device="cuda" if one.dim() else "cpu") for one in inputs]
+            graph = as_gpu.make_fx(function, decomposition_table=_entry.decompositions())(*fakes)
+        found = _entry.compile_flat(graph, fakes, kind="inference")(list(inputs))
+        for one, other in zip(found, function(*inputs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-15 if one.dtype is torch.float64 else 1e-6, atol=0)
+        assert not dynamo.compiled()[-1].passed_on, dynamo.compiled()
+
+
+@with_pytorch
+def test_a_class_out_of_range_is_an_error(torch, dynamo):
+    import as_gpu
+
+    scores = torch.randn(3, 2, requires_grad=True)
+    for reduction in ("mean", "none"):
+        torch._dynamo.reset()
+        loss = torch.compile(functools.partial(torch.nn.functional.cross_entropy, reduction=reduction), backend=as_gpu.backend)
+        for target, is_right in (([0, 1, 1], True), ([0, 5, 1], False), ([-100, 0, 1], True)):
+            try:
+                loss(scores, torch.tensor(target))
+            except IndexError as error:
+                assert not is_right and "Target 5 is out of bounds" in str(error), error
+            else:
+                assert is_right, target
+
+
+@with_pytorch
+def test_gradients_that_are_read_otherwise_than_stored(torch, dynamo):
+    import as_gpu
+
+    def function(x):
+        return x * 2, x * x
+
+    def stored(x):
+        return torch.compile(function, backend=as_gpu.backend)(x)
+
+    x = torch.randn(3, dtype=torch.complex64, requires_grad=True)
+    lazy = torch.randn(3, dtype=torch.complex64).conj()
+    nothing = torch._efficientzerotensor((3,), dtype=torch.complex64)
+    for gradients in ((lazy.clone(), lazy), (lazy, nothing)):
+        found, expected = ((torch.autograd.grad(called(x), x, gradients)) for called in (stored, function))
+        torch.testing.assert_close(found, expected)
+    real, imaginary = torch.randn(3, requires_grad=True), lazy.imag
+    assert imaginary.is_neg()
+    found, expected = (torch.autograd.grad(called(real), real, (imaginary, imaginary)) for called in (stored, function))
+    torch.testing.assert_close(found, expected)

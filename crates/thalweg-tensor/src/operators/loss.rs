@@ -20,6 +20,8 @@ macro_rules! loss {
 }
 
 operators! {
+    /// Reports classes that are out of range, and not the one that is ignored. Returns one element, which nothing is written to.
+    "thalweg::check_classes(Tensor target, int classes, int ignored) -> Tensor" = Composite(check_classes);
     /// Returns (self − target)², reduced: 0 for none, 1 for the mean, 2 for the sum.
     "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
         fn mse_loss(target: tensor) = Composite(|call| of_pair(call, loss!("mse_loss"), call.int(2), &[])), autocast: Full;
@@ -395,6 +397,12 @@ fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
     loss.to_dtype(dtype_in_full(x)).map(single)
 }
 
+/// Reports classes that are out of range under the name of the loss.
+fn check_classes(call: &Call<'_>) -> Result<Tensors> {
+    let _report = OutOfRangeReport::of("cross_entropy_loss", RangeOf::Classes);
+    built_in!("thalweg::index_check")?.call(call.arguments, None, call.label)
+}
+
 /// Returns −ln softmax(x) at each row's class, or against targets smoothed over all classes, in the compute dtype of x.
 fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) -> Result<Tensor> {
     let mut arguments = LoopArguments {
@@ -409,12 +417,9 @@ fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) 
             built_in!("thalweg::cross_entropy_smoothed")?
         }
     };
-    {
-        let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Classes);
-        let arguments =
-            [Argument::Tensor(&classes.target), Argument::Int(classes.count as i64), Argument::Int(ignored)];
-        built_in!("thalweg::index_check")?.call(&arguments, None, call.label)?;
-    }
+    let checked =
+        [Argument::Tensor(&classes.target), Argument::Int(classes.count as i64), Argument::Int(ignored)];
+    built_in!("thalweg::check_classes")?.call(&checked, None, call.label)?;
     let tensors = [call.tensor(0), &classes.target];
     Ok(operator.call_loop(&tensors, &arguments, None, call.label)?.swap_remove(0))
 }

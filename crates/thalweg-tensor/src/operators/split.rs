@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use super::Body::Composite;
 use super::view::{chunk, extents, parts, split, strided, wrap};
 use super::{operators, single};
-use crate::dispatch::{Arguments, Call};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::host_room::host_room;
 use crate::kernels::views::{ViewBackward, record_view, windows_gradient};
 use crate::tensor::{Tensor, Tensors};
@@ -191,6 +191,14 @@ fn unfold(call: &Call<'_>) -> Result<Tensor> {
 /// Returns the gradient of a tensor of a shape from that of its windows.
 fn unfold_backward(call: &Call<'_>) -> Result<Tensor> {
     let (gradient, shape) = (call.tensor(0), extents(&call.ints(1))?);
+    if shape.is_empty() {
+        // A tensor without dimensions has the windows of a row of one element.
+        let row = gradient.unsqueeze(0)?;
+        let [size, step] = [call.int(3), call.int(4)].map(Argument::Int);
+        let arguments = [(&row).into(), Argument::Ints(&[1]), Argument::Int(0), size, step];
+        let whole = built_in!("unfold_backward")?.call(&arguments, None, call.label)?.swap_remove(0);
+        return whole.squeeze(0);
+    }
     let dim = wrap(call.int(2), shape.len())?;
     let [size, step] = [call.int(3), call.int(4)].map(|number| usize::try_from(number).unwrap_or(0));
     let extent = shape.get(dim).copied().unwrap_or(0);

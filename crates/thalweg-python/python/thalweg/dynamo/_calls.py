@@ -126,13 +126,6 @@ OTHER_ON_CPU = {
 }
 
 
-# Operators that the table has for real numbers only.
-OF_REAL_NUMBERS = {
-    aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor, aten.im2col.default,
-    aten.col2im.default, aten.linalg_lu_solve.default, aten.constant_pad_nd.default, aten.addbmm.default, aten.ormqr.default,
-}  # fmt: skip
-
-
 # The calls that have another name in the table.
 REWRITTEN = {
     aten._unsafe_view.default: _same("view"),
@@ -224,13 +217,25 @@ def _is_without_draws(operator, args, kwargs):
     return "attention" in operator._schema.name and not named.get("dropout_p")
 
 
-def with_number(name, named, is_number):
-    """Returns the overload for numbers, if the second operand of a call of tensors is a number."""
+def _with_number(name, named):
+    """Returns the overload of an entry for numbers, and the parameter that is one; None where there is no such overload."""
     other = name.replace(".Tensor_Tensor", ".Tensor_Scalar") if name.endswith("Tensor_Tensor") else name.replace(".Tensor", ".Scalar")
     second = "exponent" if "exponent" in named else "other"
-    if other != name and other in _TABLE and second in named and is_number(named[second]):
-        return other
-    return name
+    return (other, second) if other != name and other in _TABLE and second in named else (None, None)
+
+
+def number_argument(operator, args, kwargs):
+    """Returns the argument of a call in whose place the table takes a number, too; None if there is none."""
+    if not isinstance(operator, torch._ops.OpOverload):
+        return None
+    named = named_arguments(operator, args, kwargs)
+    return named.get(_with_number(name_of(operator), named)[1])
+
+
+def with_number(name, named, is_number):
+    """Returns the overload for numbers, if the second operand of a call of tensors is a number."""
+    other, second = _with_number(name, named)
+    return other if other is not None and is_number(named[second]) else name
 
 
 def constant(value):

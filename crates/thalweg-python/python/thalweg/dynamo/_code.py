@@ -7,6 +7,8 @@ import os
 import pathlib
 import pickle
 
+import torch
+
 import thalweg
 from thalweg import _core
 
@@ -24,11 +26,18 @@ def tag():
     return f"thalweg {thalweg.__version__} {os.path.getsize(_core.__file__)} {digest}"
 
 
+def is_lazy(tensor):
+    """Returns whether a tensor's elements are others than those in its memory, as autograd's gradients may be, which no guard checks."""
+    return isinstance(tensor, torch.Tensor) and (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
+
+
 class Code(adapter().OutputCode):
     """A graph as a description of a program, and the program, which a process that has loaded it makes at the first call."""
 
-    def __init__(self, kind, description, device, streams, counts):
+    def __init__(self, kind, description, device, streams, counts, gradients=()):
         self._kind, self._description, self._device, self._streams, self._counts = kind, description, device, streams, counts
+        # The places of the gradients among the inputs.
+        self._gradients = gradients
         # In the process that compiles, a program that cannot be made is an error of the compilation.
         self._call = program(description, device, streams)
         # PyTorch's wrappers take over the attributes of the object, not of its class.
@@ -37,6 +46,9 @@ class Code(adapter().OutputCode):
     def __call__(self, inputs):
         if self._call is None:
             self._call = program(self._description, self._device, self._streams)
+        for place in self._gradients:
+            if is_lazy(inputs[place]):
+                inputs[place] = inputs[place].clone()
         return self._call(inputs)
 
     def report(self, **about):

@@ -26,7 +26,7 @@ def attention_on_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = _scores(wide, keys, is_causal, attn_mask, scale)
     logarithm = torch.logsumexp(scores, -1)
-    output = torch.matmul(torch.softmax(scores, -1), values).to(query.dtype)
+    output = torch.matmul(aten._safe_softmax.default(scores, -1), values).to(query.dtype)
     # The memory of PyTorch's result has the heads inside of the tokens.
     return output.transpose(1, 2).contiguous().transpose(1, 2), logarithm.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -36,7 +36,9 @@ def attention_on_cpu_backward(grad_out, query, key, value, out, logsumexp, dropo
     wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
     gradient, queries, keys, values, output = (tensor.to(wide) for tensor in (grad_out, query, key, value, out))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    weights = torch.exp(_scores(queries, keys, is_causal, attn_mask, scale) - logsumexp.unsqueeze(-1))
+    # A query that attends to nothing has weights of 0.
+    finite = torch.where(logsumexp == float("-inf"), 0.0, logsumexp).unsqueeze(-1)
+    weights = torch.exp(_scores(queries, keys, is_causal, attn_mask, scale) - finite)
     of_weights = torch.matmul(gradient, values.transpose(-2, -1))
     of_scores = weights * (of_weights - (gradient * output).sum(-1, keepdim=True)) * scale
     results = (torch.matmul(of_scores, keys), torch.matmul(of_scores.transpose(-2, -1), queries), torch.matmul(weights.transpose(-2, -1), gradient))

@@ -28,7 +28,9 @@ def compile_graph(gm, example_inputs, *, mode=None, options=None):
     if mode not in MODES:
         raise Refused(f"mode={mode!r} is unknown; the modes are {', '.join(str(known) for known in MODES)}")
     options = dict(options or {})
-    is_captured = bool(options.pop("triton.cudagraphs", MODES[mode]))
+    is_captured = options.pop("triton.cudagraphs", MODES[mode])
+    if not isinstance(is_captured, bool):
+        raise Refused(f'the option "triton.cudagraphs" is True or False, and not {is_captured!r}')
     if options:
         raise Refused(f'the backend "thalweg" has the option "triton.cudagraphs" and no other, but got {sorted(options)}')
     names = adapter()
@@ -69,7 +71,9 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     importer = Importer(gm, adapter().is_left_out)
     description = importer.description()
     streams = importer.streams if importer.uses_streams else None
-    code = Code(kind, description, importer.device, streams, (importer.taken, importer.passed_on))
+    placeholders = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    gradients = [place for place, name in enumerate(placeholders) if kind == "backward" and name.startswith("tangents")]
+    code = Code(kind, description, importer.device, streams, (importer.taken, importer.passed_on), gradients)
     adapter().record(f"thalweg_{kind}_graph", code.text())
     if captures is None:
         report.note(code.report())

@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 
 from thalweg._core import Place
 
-from . import _calls as calls
+from . import _asked as asked, _calls as calls
 from ._calls import PassedOn, takes
 from ._casts import lists_of
 from ._constants import Constants
@@ -19,7 +19,7 @@ from ._draws import SEEDS
 from ._given import is_dense, origins, results
 from ._integers import Integers, Unknown
 from ._losses import CHECKED_CLASSES
-from ._scalars import by_dtype, in_order, is_moved, is_number_beside, is_wider, moved_of, mover, number_in, tensors_of, tensors_read
+from ._scalars import by_dtype, in_order, is_a_number, is_beside, moved_of, mover, number_in, tensors_of, tensors_read
 from ._streams import is_of_streams, number_of, streams_of
 
 __all__ = ["Importer", "takes"]
@@ -89,7 +89,7 @@ class Importer:
         is_number = value is None or isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
         if is_number or is_strided and not is_fixed:
             self._made.varying.append(slot)
-        if any(is_number_beside(node, user, self.device) and not is_moved(node, user) for user in node.users):
+        if any(is_beside(node, user, self.device) and is_a_number(node, user) for user in node.users if takes(user.target)):
             # Read before the first loop waits, so that nothing is queued early for it.
             self._number(node)
 
@@ -170,6 +170,7 @@ class Importer:
         if self.device.type == "cpu" and node.target in calls.OTHER_ON_CPU:
             raise PassedOn("its results on the CPU differ from those on a GPU")
         name, arguments = calls.entry_of(node.target, node.args, node.kwargs, self._is_number)
+        asked.check(name, arguments, value, self._hint)
         writes = self._written(node)
         arguments = [argument if argument is ... else self._argument(argument) for argument in arguments]
         values = value if isinstance(value, (list, tuple)) else [value]
@@ -221,7 +222,7 @@ class Importer:
 
     def _check_classes(self, node):
         """Adds the check of classes, which are the node's value."""
-        self._made.call("thalweg::index_check", [self._argument(argument) for argument in node.args], [None], described(node))
+        self._made.call("thalweg::check_classes", [self._argument(argument) for argument in node.args], [None], described(node))
         self._values[node] = self._values[node.args[0]]
         if node.args[0] in self._bases:
             self._bases[node] = self._bases[node.args[0]]
@@ -241,9 +242,9 @@ class Importer:
         self._values[node] = [Place(slot) for slot in slots]
 
     def _check_tensors(self, node, value):
-        beside = {argument for argument in node.all_input_nodes if is_number_beside(argument, node, self.device)}
-        self._as_tensors = {one for one in beside if self._constants.of(one) is None and is_moved(one, node)}
-        self._as_numbers = {one for one in beside - self._as_tensors if not is_wider(one, node)}
+        beside = {argument for argument in node.all_input_nodes if is_beside(argument, node, self.device)}
+        self._as_numbers = {one for one in beside if is_a_number(one, node, self._constants.of(one) is not None)}
+        self._as_tensors = {one for one in beside - self._as_numbers if self._constants.of(one) is None}
         read_nodes = [one for one in node.all_input_nodes if one not in beside and self._constants.of(one) is None]
         read = [one for argument in read_nodes for one in tensors_of(argument.meta.get("val"))]
         for one in [*read, *tensors_of(value)]:
@@ -252,8 +253,6 @@ class Importer:
             if one.device != self.device:
                 raise PassedOn(f"a tensor is on {one.device}, and the graph on {self.device}")
             calls.constant(one.dtype)
-            if one.is_complex() and node.target in calls.OF_REAL_NUMBERS:
-                raise PassedOn("the table's operator is for real numbers")
 
     def _written(self, node):
         """Returns the slot of the tensor that a call writes."""
@@ -289,6 +288,13 @@ class Importer:
         if isinstance(argument, (list, tuple)):
             return [self._argument(element) for element in argument]
         return calls.constant(argument)
+
+    def _hint(self, node):
+        """Returns a number of the kind that a scalar of the CPU counts as, if it does."""
+        if node not in self._as_numbers:
+            return None
+        dtype = node.meta["val"].dtype
+        return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1j if dtype.is_complex else 1
 
     def _number(self, node):
         """Returns the number in a scalar of the CPU."""

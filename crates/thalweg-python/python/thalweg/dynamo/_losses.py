@@ -55,7 +55,7 @@ def _rule(name, *order, **more):
 _TENSORS = [("input0", "scores"), ("input1", "target"), ("input2", "logarithms"), ("input3", "gradient")]
 _NUMBERS = [("classes", "classes"), ("ignore_index", "ignored")]
 RULES = {
-    CHECKED_CLASSES: _rule("index_check", ("index", "target"), ("extent", "classes"), ("allowed", "ignored")),
+    CHECKED_CLASSES: _rule("check_classes", ("target", "target"), ("classes", "classes"), ("ignored", "ignored")),
     ours.cross_entropy.default: _rule("cross_entropy", ("input", "scores"), ("target", "target"), *_NUMBERS, dim=[1]),
     ours.mean_over_classes.default: _rule("mean_over_classes", ("input0", "losses"), ("input1", "target"), ("ignore_index", "ignored"), dim=[0]),
     ours.cross_entropy_backward.default: _rule("cross_entropy_backward", *_TENSORS, *_NUMBERS, dim=[1]),

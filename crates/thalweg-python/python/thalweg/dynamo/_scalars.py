@@ -1,14 +1,14 @@
 """Scalars of the CPU beside the tensors of a GPU, such as learning rates and counts of steps.
 
-A call of the table takes such a scalar as a number, or as a tensor of the GPU where that computes the same bits. A number is a part of the
-commands of a call, which cannot be repeated if it changes. So scalars become tensors where they can, all of them by one copy.
+A call of the table takes such a scalar as a tensor of the GPU with its own dtype, or as a number where a tensor would not compute the same
+bits. A number is a part of the commands of a call, which cannot be repeated if it changes. All scalars become tensors by one copy.
 """
 
 import functools
 
 import torch
 
-from ._calls import takes
+from ._calls import number_argument, takes
 
 
 def tensors_of(value):
@@ -25,39 +25,35 @@ def _category(dtype):
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
 
 
-def is_number_beside(argument, node, device):
-    """Returns whether an argument of a call is a scalar of the CPU that counts as a number beside the tensors of a GPU."""
+def is_beside(argument, node, device):
+    """Returns whether an argument of a call is a scalar of the CPU beside the tensors of a GPU."""
     scalar = argument.meta.get("val")
     is_scalar = isinstance(scalar, torch.Tensor) and scalar.dim() == 0 and scalar.device.type == "cpu" and device.type == "cuda"
-    if not is_scalar or not any(value is argument for value in [*node.args, *node.kwargs.values()]):
-        return False
-    others = [one for one in _others(argument, node) if one.device == device]
-    return any(_category(one.dtype) >= _category(scalar.dtype) for one in others if one.dim() > 0 or one.dtype == scalar.dtype)
+    is_argument = is_scalar and any(value is argument for value in [*node.args, *node.kwargs.values()])
+    return is_argument and any(one.device == device for one in _others(argument, node))
 
 
 def _others(argument, node):
     return [one for other in node.all_input_nodes if other is not argument for one in tensors_of(other.meta.get("val"))]
 
 
-def is_moved(argument, node):
-    """Returns whether a scalar that counts as a number may be a tensor of the GPU: 16-bit floats are computed with a number that is not
-    rounded, and would be with a tensor that is."""
-    wide = (torch.float32, torch.float64)
-    is_wide = all(one.dtype in wide for one in _others(argument, node) if one.dtype is not torch.bool)
-    return is_wide and not argument.meta["val"].dtype.is_complex
-
-
-def is_wider(argument, node):
-    """Returns whether a scalar that may be a tensor has more digits than a number keeps in a call that takes tensors alone, as `where` does."""
-    others = [one.dtype for one in _others(argument, node)]
-    return argument.meta["val"].dtype is torch.float64 and torch.float64 in others and is_moved(argument, node)
+def is_a_number(argument, node, is_constant=False):
+    """Returns whether a call takes a scalar of the CPU as a number. 16-bit floats are computed with a number that is not rounded, and would
+    be with a tensor that is. Numbers have no dtype, so only calls that PyTorch has for numbers take them, too."""
+    scalar = argument.meta["val"]
+    if number_argument(node.target, node.args, node.kwargs) is not argument:
+        return False
+    category, others = _category(scalar.dtype), _others(argument, node)
+    if is_constant:
+        return any(_category(one.dtype) >= category for one in others if one.dim() > 0 or one.dtype == scalar.dtype)
+    return category <= _category(torch.float16) and any(one.dim() > 0 and one.dtype in (torch.float16, torch.bfloat16) for one in others)
 
 
 def moved_of(graph, device):
     """Returns the scalars that become tensors of a graph's device."""
     calls = [node for node in graph.nodes if node.op == "call_function" and takes(node.target)]
-    pairs = [(argument, node) for node in calls for argument in node.all_input_nodes if is_number_beside(argument, node, device)]
-    return list(dict.fromkeys(argument for argument, node in pairs if is_moved(argument, node)))
+    pairs = [(argument, node) for node in calls for argument in node.all_input_nodes if is_beside(argument, node, device)]
+    return list(dict.fromkeys(argument for argument, node in pairs if not is_a_number(argument, node)))
 
 
 def in_order(graph, scalars):
