@@ -17,6 +17,7 @@ use super::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::destination::{First, Offer, are_same, offered};
 use crate::dtype_name::named;
+use crate::kernels::recorded_write::refusal_of_view;
 use crate::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
@@ -77,6 +78,12 @@ pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result
     target.check_inference_write()?;
     if is_grad_enabled() && target.requires_grad() && target.is_leaf() {
         refuse!("a leaf Variable that requires grad is being used in an in-place operation.");
+    }
+    if is_grad_enabled()
+        && target.requires_grad()
+        && let Some(why) = refusal_of_view(target)
+    {
+        refuse!("{target:?} {why}");
     }
     let view =
         target.update_layout(|| Ok(functional.call(call.arguments, None, call.label)?.swap_remove(0)))?;

@@ -101,21 +101,9 @@ impl Recording {
         if !is_grad_enabled() {
             return Ok(None);
         }
-        let base = match target.0.autograd.view_of() {
-            Some(ViewOf::Base(base)) => Some(base),
-            _ => None,
-        };
-        // The base of a view does not require a gradient if the view was made from a leaf that is itself a view and does.
-        let is_required = |tensor: &Tensor| tensor.requires_grad() || target.requires_grad();
-        for (tensor, which) in [(Some(target), "a leaf Variable"), (base, "a view of a leaf Variable")] {
-            if tensor.is_some_and(|tensor| tensor.is_leaf() && is_required(tensor)) {
-                return refused(&format!(
-                    "cannot be written in place: {which} that requires grad is being used in an in-place operation. Do it inside \
-                     `no_grad`"
-                ));
-            }
-        }
-        let unrecorded = match target.0.autograd.view_of() {
+        let view_of = target.0.autograd.view_of();
+        let base = view_of.and_then(ViewOf::base);
+        let unrecorded = match view_of {
             Some(ViewOf::Unrecorded { of_required }) => Some(*of_required),
             _ => None,
         };
@@ -126,8 +114,18 @@ impl Recording {
         if !wanted || !target.dtype().is_differentiable() {
             return Ok(None);
         }
-        if matches!(target.0.autograd.view_of(), Some(ViewOf::Function)) {
-            return refused(&of_function(target));
+        if let Some(why) = refusal_of_view(target) {
+            return refused(&why);
+        }
+        // The base of a view does not require a gradient if the view was made from a leaf that is itself a view and does.
+        let is_required = |tensor: &Tensor| tensor.requires_grad() || target.requires_grad();
+        for (tensor, which) in [(Some(target), "a leaf Variable"), (base, "a view of a leaf Variable")] {
+            if tensor.is_some_and(|tensor| tensor.is_leaf() && is_required(tensor)) {
+                return refused(&format!(
+                    "cannot be written in place: {which} that requires grad is being used in an in-place operation. Do it inside \
+                     `no_grad`"
+                ));
+            }
         }
         if unrecorded.is_some() {
             return refused(
@@ -161,14 +159,20 @@ impl Recording {
     }
 }
 
-/// Returns PyTorch's message about a write to the result of a program's own function that shares the memory of an input.
-fn of_function(target: &Tensor) -> String {
+/// Returns PyTorch's message about a write to a view whose writes cannot be recorded: one of several views that one operator returned, or
+/// the result of a program's own function that shares the memory of an input. `None` for other tensors.
+pub(crate) fn refusal_of_view(target: &Tensor) -> Option<String> {
+    let view_of = target.0.autograd.view_of()?;
+    if !matches!(view_of, ViewOf::OneOfMany(_) | ViewOf::Function) {
+        return None;
+    }
     let edge = target.gradient_edge();
     let which = edge.as_ref().map_or_else(
         || "A view".to_owned(),
-        |edge| format!("Output {} of {}", edge.place(), edge.node().title()),
+        |edge| format!("Output {} of {} is a view and", edge.place(), edge.node().title()),
     );
-    let why = if edge.is_some_and(|edge| edge.node().output_count() > 1) {
+    let is_one_of_many = matches!(view_of, ViewOf::OneOfMany(_));
+    let why = if is_one_of_many || edge.is_some_and(|edge| edge.node().output_count() > 1) {
         "This view is the output of a function that returns multiple views. Such functions do not allow the output views to be modified \
          inplace. You should replace the inplace operation by an out-of-place one."
     } else {
@@ -176,7 +180,7 @@ fn of_function(target: &Tensor) -> String {
          view+inplace would override the custom backward associated with the custom Function, leading to incorrect gradients. This \
          behavior is forbidden. You can fix this by cloning the output of the custom Function."
     };
-    format!("cannot be written in place: {which} is a view and is being modified inplace. {why}")
+    Some(format!("cannot be written in place: {which} is being modified inplace. {why}"))
 }
 
 struct WriteBackward {
