@@ -57,8 +57,12 @@ impl RangeOf {
             }
             Self::Classes => format!("Target {index} is out of bounds: there are {extent} classes."),
             Self::Volume(extents) => {
-                let extents: Vec<_> = extents.iter().filter(|&&extent| extent > 0).map(ToString::to_string).collect();
-                format!("Found an invalid max index: {index} (output volumes are of size {})", extents.join("x"))
+                let extents: Vec<_> =
+                    extents.iter().filter(|&&extent| extent > 0).map(ToString::to_string).collect();
+                format!(
+                    "Found an invalid max index: {index} (output volumes are of size {})",
+                    extents.join("x")
+                )
             }
         }
     }

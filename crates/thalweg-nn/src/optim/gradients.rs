@@ -87,7 +87,11 @@ impl Gradients {
         for tensor in &self.tensors {
             let real = if tensor.dtype().is_complex() { of_complex(tensor)? } else { tensor.clone() };
             let Some((_, list)) = lists.iter_mut().find(|(dtype, _)| *dtype == real.dtype()) else {
-                refuse!("{}: it takes floating-point and complex numbers, not {}", self.operator, real.dtype());
+                refuse!(
+                    "{}: it takes floating-point and complex numbers, not {}",
+                    self.operator,
+                    real.dtype()
+                );
             };
             if real.elements() > 0 {
                 list.push(real);

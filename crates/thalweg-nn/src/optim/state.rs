@@ -104,7 +104,8 @@ impl<O: OptimizerOptions> Optimizer<O> {
         let options = self.saved_options(saved)?;
         let made_anew = |(group, &options): (&ParamGroup<O>, &O)| {
             let (own, saved) = (&group.group.values, options.values());
-            let is_kept = |values: &OptimizerValues| values.states.iter().map(Option::is_some).collect::<Vec<_>>();
+            let is_kept =
+                |values: &OptimizerValues| values.states.iter().map(Option::is_some).collect::<Vec<_>>();
             let fits = own.flags == saved.flags && is_kept(own) == is_kept(&saved);
             (!fits).then(|| ParamGroup::new(group.parameters().cloned().collect(), options)).transpose()
         };

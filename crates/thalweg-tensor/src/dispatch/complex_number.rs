@@ -83,7 +83,8 @@ fn of_source(operator: &'static Operator) -> Result<Option<&'static Operator>> {
 
 /// Calls an operator with a complex number in place of its fourth argument, repeated at the indices that are the third.
 fn repeated(target: &'static Operator, arguments: &[Argument<'_>], label: Label) -> Result<Tensors> {
-    let &[Argument::Tensor(x), dim, Argument::Tensor(index), Argument::Complex(number), ref rest @ ..] = arguments
+    let &[Argument::Tensor(x), dim, Argument::Tensor(index), Argument::Complex(number), ref rest @ ..] =
+        arguments
     else {
         refuse!("the operator takes `{}`: no other number of it can be complex", target.schema());
     };

@@ -351,12 +351,19 @@ pub(super) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     if [x, index, source].iter().any(|tensor| tensor.rank() != 3) {
         refuse!("the tensor, indices and source are (outer, extent, inner)");
     }
-    refuse_if!(x.dtype() != source.dtype(), "scatter of {} into {}: the dtypes differ", source.dtype(), x.dtype());
+    refuse_if!(
+        x.dtype() != source.dtype(),
+        "scatter of {} into {}: the dtypes differ",
+        source.dtype(),
+        x.dtype()
+    );
     match combine {
         Combine::Product => return product_at(x, index, source).map(single),
         Combine::Max | Combine::Min => {
             let (way, dtype) = (combine.name(), named(x.dtype()));
-            return Err(Error::not_implemented(format!("\"scatter_reduce_{way}\" not implemented for '{dtype}'")));
+            return Err(Error::not_implemented(format!(
+                "\"scatter_reduce_{way}\" not implemented for '{dtype}'"
+            )));
         }
         Combine::Replace | Combine::Sum => {}
     }
