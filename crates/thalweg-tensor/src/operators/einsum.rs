@@ -214,7 +214,8 @@ fn pair(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     // The rows are those of the operand whose dimensions all come first in the result, whose memory then is in its order.
     let is_alone = |one: &Tensor, other: &Tensor, d: usize| !is_one(one, d) && is_one(other, d);
     let last_of_b = (0..rank).rfind(|&d| is_alone(b, a, d));
-    if last_of_b.is_some_and(|last| (0..rank).find(|&d| is_alone(a, b, d)).is_some_and(|first| last < first)) {
+    if last_of_b.is_some_and(|last| (0..rank).find(|&d| is_alone(a, b, d)).is_some_and(|first| last < first))
+    {
         std::mem::swap(&mut a, &mut b);
     }
     let of = |wanted: &dyn Fn(usize) -> bool| -> Shape { (0..rank).filter(|&d| wanted(d)).collect() };
