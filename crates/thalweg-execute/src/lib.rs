@@ -14,6 +14,7 @@ pub mod backends;
 pub mod library;
 mod loops;
 pub mod products;
+mod rows;
 mod strips;
 pub mod tunable;
 

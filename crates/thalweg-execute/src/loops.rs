@@ -16,7 +16,8 @@ use thalweg_runtime::{
     Buffer, Device, DevicePointer, Environment, Error, KernelKey, Label, PreparedLaunch, Result, Stream,
 };
 
-use crate::{Work, execute};
+use crate::rows::whole_rows;
+use crate::{Kernels, Work, execute};
 
 /// The greatest alignment in bytes that kernels use.
 const MOST_ALIGNED: u32 = 8;
@@ -87,6 +88,7 @@ fn each_kernel(
         }
     };
     match steps {
+        None if whole_rows(launch, &inputs, &outputs).is_some() => {}
         None => add(launch, alignment_of(inputs.iter().chain(&outputs).copied())),
         Some(steps) => {
             let temporaries = vec![DevicePointer::new(0); steps.temporaries.len()];
@@ -185,6 +187,9 @@ impl Work<(&[DevicePointer], &[DevicePointer])> for &Lowered<'_> {
         let &Lowered { launch, steps, numbers, kept } = self;
         if let Some(steps) = steps {
             return run_steps(steps, numbers, stream, (inputs, outputs), label);
+        }
+        if let Some(rows) = whole_rows(launch, inputs, outputs) {
+            return execute(Kernels(rows), [inputs[0], inputs[1], outputs[0]], stream, label);
         }
         let alignment_bytes = alignment_of(inputs.iter().chain(outputs).copied());
         // Memory may come from an upstream with a smaller alignment than the caching allocator's.

@@ -34,7 +34,7 @@ use crate::segment::{Memory, Operand, Touched};
 /// The reason why two loops are not fused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// One of the loops scatters, reports an index, or has rows without combining.
+    /// One of the loops scatters, reports an index, or has rows without combining; or one gathers where the other reads coordinates.
     Kind,
     /// Neither space embeds in the other.
     Spaces,
@@ -89,7 +89,10 @@ pub(crate) fn fuse(
     memories: &[Memory],
     machine: &Machine,
 ) -> Result<Loop, Refusal> {
-    if !first.is_fusable || !second.is_fusable {
+    let bodies = || [first, second].into_iter().map(|of| &of.launch.body);
+    let is_placed_by_both =
+        bodies().any(|body| body.has_places()) && bodies().any(|body| body.uses_coordinates());
+    if !first.is_fusable || !second.is_fusable || is_placed_by_both {
         return Err(Refusal::Kind);
     }
     let host_is_first = first.combines() || !second.combines() && first.points() > second.points();
@@ -528,7 +531,7 @@ fn joined_name(first: &str, second: &str) -> String {
 fn renumber_inputs(body: &mut Body, used: &[usize]) {
     body.inputs = used.iter().map(|&input| body.inputs[input]).collect();
     for node in &mut body.nodes {
-        if let Expression::Load { input } | Expression::Gather { input, .. } = node {
+        if let Some(input) = node.input_mut() {
             *input = used.iter().position(|&old| old == usize::from(*input)).expect("it is used") as u16;
         }
     }

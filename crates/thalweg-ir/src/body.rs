@@ -185,6 +185,12 @@ pub enum Node {
         /// The number of the input.
         input: u16,
     },
+    /// The place of an input's element at this point (i64): its offset in elements, by the input's strides. It may be a part of the place
+    /// of a [`Node::Gather`], whose dimensions can then be merged and divided as those of any strided input.
+    Place {
+        /// The number of the input.
+        input: u16,
+    },
     /// The element of an input at a computed place. Where the guard is false, nothing is read and the value is `otherwise`. The
     /// place is an i64, an offset in elements from the input's first element. A place outside `0..elements` is a fault on the
     /// host and undefined on a GPU, so an index that comes from data needs a guard.
@@ -230,11 +236,20 @@ pub enum Node {
 }
 
 impl Node {
+    /// Returns the number of the input that this node reads, or whose place it is.
+    pub fn input_mut(&mut self) -> Option<&mut u16> {
+        match self {
+            Self::Load { input } | Self::Place { input } | Self::Gather { input, .. } => Some(input),
+            _ => None,
+        }
+    }
+
     /// Returns the nodes that this one reads.
     pub fn operands(&self) -> impl Iterator<Item = ExprId> + use<> {
         let list = match *self {
             Self::Constant(_)
             | Self::Load { .. }
+            | Self::Place { .. }
             | Self::Scalar { .. }
             | Self::Index(_)
             | Self::Reduced { .. } => [None; 3],
@@ -250,7 +265,7 @@ impl Node {
 /// The way in which an input is read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InputKind {
-    /// By [`Node::Load`], at the point, through strides.
+    /// By [`Node::Load`] or [`Node::Place`], at the point, through strides.
     Strided,
     /// By [`Node::Gather`], anywhere. The input is contiguous.
     Gathered,
@@ -419,12 +434,56 @@ impl Body {
         nodes && !self.reductions.iter().any(|reduction| is_complex(reduction.value))
     }
 
-    /// Returns whether any expression that an output or a reduction needs reads this input.
+    /// Returns whether any expression that an output or a reduction needs reads this input, or its places.
     pub fn uses_input(&self, input: usize) -> bool {
-        let live = self.live();
-        self.nodes.iter().zip(live).any(|(node, live)| {
-            live && matches!(*node, Node::Load { input: i } | Node::Gather { input: i, .. } if usize::from(i) == input)
-        })
+        self.loads_input(input)
+            || self.has_live(|node| matches!(*node, Node::Gather { input: i, .. } if usize::from(i) == input))
+            || self.uses_places(input)
+    }
+
+    /// Returns whether any expression that an output or a reduction needs loads elements of this input at the point.
+    pub fn loads_input(&self, input: usize) -> bool {
+        self.has_live(|node| matches!(*node, Node::Load { input: i } if usize::from(i) == input))
+    }
+
+    /// Returns whether any expression that an output or a reduction needs reads the places of this input.
+    pub fn uses_places(&self, input: usize) -> bool {
+        self.has_live(|node| matches!(*node, Node::Place { input: i } if usize::from(i) == input))
+    }
+
+    fn has_live(&self, is_wanted: impl Fn(&Node) -> bool) -> bool {
+        self.nodes.iter().zip(self.live()).any(|(node, live)| live && is_wanted(node))
+    }
+
+    /// Returns whether any expression reads the places of an input.
+    pub fn has_places(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node, Node::Place { .. }))
+    }
+
+    /// Returns, for each expression, whether it is the same at points at which only inputs differ that are not repeated.
+    pub fn same_for_repeated(&self, is_repeated: impl Fn(usize) -> bool) -> Vec<bool> {
+        let mut is_same = vec![false; self.nodes.len()];
+        for (number, node) in self.nodes.iter().enumerate() {
+            is_same[number] = match *node {
+                Node::Load { input } | Node::Place { input } => is_repeated(usize::from(input)),
+                Node::Index(_) | Node::Random(..) => false,
+                ref other => other.operands().all(|operand| is_same[operand.index()]),
+            };
+        }
+        is_same
+    }
+
+    /// Returns whether a gather's places follow each other where those of an input do, which has one place more at each point along some
+    /// dimension. `is_repeated` returns whether an input is the same at all these points.
+    pub fn is_gather_in_line(&self, gather: &Node, is_repeated: impl Fn(usize) -> bool) -> bool {
+        let Node::Gather { index, guard, .. } = *gather else { return false };
+        let is_same = self.same_for_repeated(&is_repeated);
+        let is_line = |id: ExprId| match self.nodes[id.index()] {
+            Node::Place { input } => !is_repeated(usize::from(input)),
+            _ => false,
+        };
+        let Node::Binary(Binary::Add, a, b) = self.nodes[index.index()] else { return false };
+        is_same[guard.index()] && (is_line(a) && is_same[b.index()] || is_line(b) && is_same[a.index()])
     }
 
     /// Returns whether the body reads coordinates, so that its dimensions must not be merged.
@@ -497,7 +556,7 @@ impl Body {
         let mut point = vec![false; self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate() {
             point[index] = match node {
-                Node::Load { input } => varies_inside(usize::from(*input)),
+                Node::Load { input } | Node::Place { input } => varies_inside(usize::from(*input)),
                 Node::Index(Dimension::Inner(_)) => true,
                 other => other.operands().any(|operand| point[operand.index()]),
             };

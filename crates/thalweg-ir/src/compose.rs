@@ -105,6 +105,10 @@ impl<'b> Copy<'_, 'b> {
                 Source::Input(input) => Node::Load { input },
                 Source::Output(output) => return self.builder.value(self.outputs[usize::from(output)]),
             },
+            Node::Place { input } => match part.sources[usize::from(input)] {
+                Source::Input(input) => Node::Place { input },
+                Source::Output(_) => panic!("places are those of memory"),
+            },
             Node::Gather { input, index, guard, otherwise } => match part.sources[usize::from(input)] {
                 Source::Input(input) => Node::Gather { input, index: at(index), guard: at(guard), otherwise },
                 Source::Output(_) => panic!("what a body gathers from is in memory"),

@@ -294,12 +294,7 @@ pub(crate) fn without_unused_inputs(body: &Body) -> (Body, SmallVec<[usize; 4]>)
     };
     let mut result = body.clone();
     result.inputs = kept.iter().map(|&input| body.inputs[input]).collect();
-    for node in &mut result.nodes {
-        match node {
-            Node::Load { input } | Node::Gather { input, .. } => renumber(input),
-            _ => {}
-        }
-    }
+    result.nodes.iter_mut().filter_map(Node::input_mut).for_each(renumber);
     (result, kept)
 }
 

@@ -97,6 +97,11 @@ impl OutOfRangeReport {
         TOLD.set(Some((former.map_or(operator, |(outer, _)| outer), indexed)));
         Self { former }
     }
+
+    /// Returns whether launches of this thread report indices out of range.
+    pub fn is_wanted() -> bool {
+        TOLD.get().is_some()
+    }
 }
 
 impl Drop for OutOfRangeReport {

@@ -35,6 +35,12 @@ impl BodyBuilder {
         self.node(Node::Load { input }, dtype).to(dtype.compute())
     }
 
+    /// Adds a strided input, and returns the place of its element (i64). Its elements are not read.
+    pub fn place(&self, dtype: DType) -> Value<'_> {
+        let input = self.add_input(dtype, InputKind::Strided);
+        self.node(Node::Place { input }, DType::I64)
+    }
+
     /// Adds an input that is gathered from; the returned number is for [`BodyBuilder::gather`].
     pub fn gathered_input(&self, dtype: DType) -> u16 {
         self.add_input(dtype, InputKind::Gathered)

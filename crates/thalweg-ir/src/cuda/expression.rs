@@ -231,6 +231,10 @@ pub(super) struct Statements<'k> {
     body: &'k Body,
     /// The expression for the element of an input.
     load: Box<dyn Fn(usize) -> String + 'k>,
+    /// The expression for the place of an input's element.
+    place: Box<dyn Fn(usize) -> String + 'k>,
+    /// For each node, the expression for the element that it gathers, if that is loaded already.
+    gathered: Vec<Option<String>>,
 }
 
 /// The values that are defined at a position of the text, by node.
@@ -239,7 +243,27 @@ pub(super) type Defined = Vec<bool>;
 impl<'k> Statements<'k> {
     /// Creates the printer of statements over a body, whose loads are written by `load`.
     pub fn new(body: &'k Body, load: impl Fn(usize) -> String + 'k) -> Self {
-        Self { body, load: Box::new(load) }
+        let place = |input| panic!("the places of input {input} are only in kernels of points");
+        Self { body, load: Box::new(load), place: Box::new(place), gathered: vec![None; body.nodes.len()] }
+    }
+
+    /// Returns the printer with places of inputs that are written by `place`.
+    pub fn with_places(mut self, place: impl Fn(usize) -> String + 'k) -> Self {
+        self.place = Box::new(place);
+        self
+    }
+
+    /// Returns the printer with elements of vectors that [`Statements::print_gathered`] loads, where what nodes gather is in line.
+    /// `is_repeated` returns whether an input is the same for a vector.
+    pub fn with_vectors(mut self, is_repeated: impl Fn(usize) -> bool) -> Self {
+        let nodes = self.body.nodes.iter().enumerate();
+        self.gathered = nodes
+            .map(|(number, node)| {
+                let is_in_line = self.body.is_gather_in_line(node, &is_repeated);
+                is_in_line.then(|| format!("gathered{number}.element[e]"))
+            })
+            .collect();
+        self
     }
 
     /// Returns the state in which no value is defined.
@@ -287,6 +311,51 @@ impl<'k> Statements<'k> {
         inputs
     }
 
+    /// Returns the inputs whose places [`Statements::define`] would read.
+    pub fn places(&self, roots: &[ExprId], defined: &Defined) -> Vec<usize> {
+        let place = |index: usize| match self.body.nodes[index] {
+            Node::Place { input } => Some(usize::from(input)),
+            _ => None,
+        };
+        let mut inputs: Vec<usize> = self.missing(roots, defined, |_| true).filter_map(place).collect();
+        inputs.sort_unstable();
+        inputs.dedup();
+        inputs
+    }
+
+    /// Prints the loads of the vectors that [`Statements::define`] would gather from places in line. `line` is the place of the first
+    /// element of an input's vector. What is the same for a vector is defined.
+    pub fn print_gathered(
+        &self,
+        (roots, defined): (&[ExprId], &Defined),
+        vector: u8,
+        line: impl Fn(usize) -> String,
+        writer: &mut Writer,
+    ) {
+        let body = self.body;
+        let is_loaded = |index: usize| self.gathered[index].is_some();
+        for index in self.missing(roots, defined, is_loaded) {
+            let Node::Gather { input, index: place, guard, .. } = body.nodes[index] else { continue };
+            let Node::Binary(_, a, b) = body.nodes[place.index()] else { continue };
+            let part = |id: ExprId| match body.nodes[id.index()] {
+                Node::Place { input } => format!("i64({})", line(usize::from(input))),
+                _ => self.name(id),
+            };
+            let pack = format!("pack<{}, {vector}>", memory_type(body.inputs[usize::from(input)].dtype));
+            writer.line(&format!("{pack} gathered{index};"));
+            writer.open(&format!("if ({})", self.name(guard)));
+            writer.line(&format!("const i64 from = {} + {};", part(a), part(b)));
+            writer.open(&format!("if (u64(from) % {vector} == 0)"));
+            writer.line(&format!("gathered{index} = *(const {pack}*)(a.input{input} + from);"));
+            writer.close("");
+            writer.open("else");
+            writer.line("#pragma unroll");
+            writer.open(&format!("for (u32 e = 0; e < {vector}; ++e)"));
+            writer.line(&format!("gathered{index}.element[e] = a.input{input}[from + e];"));
+            (0..3).for_each(|_| writer.close(""));
+        }
+    }
+
     /// Returns whether [`Statements::define`] would read an inner coordinate.
     pub fn reads_inner(&self, roots: &[ExprId], defined: &Defined) -> bool {
         let is_inner = |index| matches!(self.body.nodes[index], Node::Index(Dimension::Inner(_)));
@@ -312,15 +381,17 @@ impl<'k> Statements<'k> {
     }
 
     /// Returns the expression of a node; `None` if the node has no name of its own.
-    fn expression(&self, index: usize) -> Option<String> {
+    fn expression(&self, number: usize) -> Option<String> {
         let body = self.body;
-        let dtype = body.dtypes[index];
+        let dtype = body.dtypes[number];
         let element = |text: String| if dtype == DType::Bool { format!("{text} != 0") } else { text };
-        Some(match body.nodes[index] {
+        Some(match body.nodes[number] {
             Node::Constant(_) | Node::Reduced { .. } | Node::Detach(_) => return None,
             Node::Load { input } => element((self.load)(usize::from(input))),
+            Node::Place { input } => format!("i64({})", (self.place)(usize::from(input))),
             Node::Gather { input, index, guard, otherwise } => {
-                let read = element(format!("a.input{input}[{}]", self.name(index)));
+                let loaded = self.gathered[number].clone();
+                let read = element(loaded.unwrap_or_else(|| format!("a.input{input}[{}]", self.name(index))));
                 format!("{} ? {read} : {}", self.name(guard), literal(otherwise, dtype))
             }
             Node::Scalar { slot } => match dtype.category() {
@@ -334,14 +405,14 @@ impl<'k> Statements<'k> {
             Node::Index(Dimension::Inner(dimension)) => format!("i64(inner{dimension})"),
             Node::Unary(Unary::Exp, x)
                 if dtype == DType::F32
-                    && (body.has_fast_exponentials() || body.rounded_coarsely()[index]) =>
+                    && (body.has_fast_exponentials() || body.rounded_coarsely()[number]) =>
             {
                 format!("__expf({})", self.name(x))
             }
             Node::Binary(Binary::Div, a, b)
                 if dtype == DType::F32
                     && body.is_one_and_exponential(b)
-                    && body.rounded_coarsely()[index] =>
+                    && body.rounded_coarsely()[number] =>
             {
                 format!("{} * near_reciprocal({})", self.name(a), self.name(b))
             }

@@ -20,7 +20,10 @@ pub fn print_foreach(kernel: &ForeachKernel) -> String {
     let plain = body.reductions.is_empty()
         && body.report.is_none()
         && body.outputs.iter().all(|output| output.scatter.is_none())
-        && !body.nodes.iter().any(|node| matches!(node, Node::Index(_) | Node::Gather { .. }));
+        && !body
+            .nodes
+            .iter()
+            .any(|node| matches!(node, Node::Index(_) | Node::Place { .. } | Node::Gather { .. }));
     assert!(plain, "{}: a body over a list is elementwise", kernel.name);
     for (output, &target) in body.outputs.iter().zip(&kernel.targets) {
         let input = body.inputs[usize::from(target)];

@@ -174,7 +174,7 @@ impl RowPrinter<'_> {
     }
 
     /// Opens the loop over the vectors of a pass, with the elements that only this pass needs.
-    fn open_pass(&self, held: &Held, pass: usize, writer: &mut Writer) {
+    fn open_pass(&self, held: &Held, pass: usize, defined: &Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
         self.print_loads(held, pass, writer);
         for (index, _) in held.made_in.iter().enumerate().filter(|(_, made)| **made == Some(pass)) {
@@ -192,6 +192,11 @@ impl RowPrinter<'_> {
                 writer.line(&format!("const {pack} kept{input} = input{input}.get(k);"));
             }
         }
+        let mut known = defined.clone();
+        held.uses[pass].iter().for_each(|&index| known[index] = true);
+        let line = |input: usize| format!("{} + first", self.start(&format!("input{input}")));
+        let roots = (held.roots[pass].as_slice(), &known);
+        self.statements.print_gathered(roots, self.kernel.class.vector, line, writer);
     }
 
     /// Returns how many threads must share a multiprocessor's registers, so that some rows are loaded while others are computed.
@@ -281,7 +286,7 @@ impl RowPrinter<'_> {
             writer.line(&format!("lanes{number}[e] = {};", neutral(reduction.op, dtype)));
             writer.close("");
         }
-        self.open_pass(held, pass, writer);
+        self.open_pass(held, pass, defined, writer);
         self.open_elements_held(held, pass, defined, writer);
         for &number in combined {
             let value = self.statements.name(body.reductions[number].value);
@@ -303,7 +308,7 @@ impl RowPrinter<'_> {
     /// Prints the last pass.
     fn print_point_outputs(&self, held: &Held, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (body, last) = (&self.kernel.body, held.passes.len());
-        self.open_pass(held, last, writer);
+        self.open_pass(held, last, defined, writer);
         for &number in outputs {
             writer.line(&format!("{} output{number};", self.pack(body.outputs[number].dtype)));
         }

@@ -1,6 +1,6 @@
 //! Kernels whose threads have their own points: bodies without reductions.
 
-use crate::body::{InputKind, OutputPlace};
+use crate::body::OutputPlace;
 use crate::{DType, ExprId, Kernel};
 
 use super::entry::{
@@ -11,11 +11,12 @@ use super::writer::Writer;
 
 /// Returns the strided inputs that the body reads.
 pub(super) fn loaded_inputs(kernel: &Kernel) -> Vec<usize> {
-    let inputs = kernel.body.inputs.iter().enumerate();
-    inputs
-        .filter(|&(number, input)| input.kind == InputKind::Strided && kernel.body.uses_input(number))
-        .map(|(number, _)| number)
-        .collect()
+    (0..kernel.body.inputs.len()).filter(|&number| kernel.body.loads_input(number)).collect()
+}
+
+/// Returns the inputs whose places the body reads.
+fn placed_inputs(kernel: &Kernel) -> impl Iterator<Item = usize> + '_ {
+    (0..kernel.body.inputs.len()).filter(|&number| kernel.body.uses_places(number))
 }
 
 /// Returns how many vectors of each input a thread loads before it uses the first: with few inputs, one vector each would leave
@@ -122,7 +123,8 @@ fn print_point_function(kernel: &Kernel, inputs: &[usize], writer: &mut Writer) 
             _ => {}
         }
     }
-    print_outputs(kernel, &|number| format!("input{number}"), &|number| format!("output{number}"), writer);
+    let statements = Statements::new(body, |number| format!("input{number}")).with_places(|_| "i".to_owned());
+    print_values(kernel, &statements, &|number| format!("output{number}"), writer);
     writer.close("");
     writer.blank();
 }
@@ -149,6 +151,9 @@ fn print_points_at_once(kernel: &Kernel, at_once: u32, dimensions: &[(String, St
     for &number in &inputs {
         writer.line(&format!("{} input{number}[{at_once}];", memory_type(body.inputs[number].dtype)));
     }
+    for number in placed_inputs(kernel) {
+        writer.line(&format!("{index} place{number}[{at_once}];"));
+    }
     for number in 0..body.outputs.len() {
         writer.line(&format!("{index} to_output{number}[{at_once}];"));
     }
@@ -164,13 +169,18 @@ fn print_points_at_once(kernel: &Kernel, at_once: u32, dimensions: &[(String, St
     for &number in &inputs {
         writer.line(&format!("input{number}[k] = a.input{number}[at_input{number}];"));
     }
+    for number in placed_inputs(kernel) {
+        writer.line(&format!("place{number}[k] = at_input{number};"));
+    }
     for number in 0..body.outputs.len() {
         writer.line(&format!("to_output{number}[k] = at_output{number};"));
     }
     (0..2).for_each(|_| writer.close(""));
     open_points(writer);
     let output = |number| format!("a.output{number}[to_output{number}[k]]");
-    print_outputs(kernel, &|number| format!("input{number}[k]"), &output, writer);
+    let statements = Statements::new(body, |number| format!("input{number}[k]"))
+        .with_places(|number| format!("place{number}[k]"));
+    print_values(kernel, &statements, &output, writer);
     (0..3).for_each(|_| writer.close(""));
 }
 
@@ -204,8 +214,9 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     print_offsets(kernel, writer);
     let element = |kind: &str, number: usize| format!("a.{kind}{number}[at_{kind}{number}]");
     if vector == 1 {
-        let (input, output) = (|number| element("input", number), |number| element("output", number));
-        print_outputs(kernel, &input, &output, writer);
+        let statements = Statements::new(body, |number| element("input", number))
+            .with_places(|number| format!("at_input{number}"));
+        print_values(kernel, &statements, &|number| element("output", number), writer);
     } else {
         let packs = |dtype: DType| format!("pack<{}, {vector}>", memory_type(dtype));
         for number in loaded_inputs(kernel).into_iter().filter(|&number| !class.repeats(number)) {
@@ -214,6 +225,7 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
                 "const {pack} input{number} = *(const {pack}*)(a.input{number} + at_input{number});"
             ));
         }
+        print_gathered(kernel, writer);
         for (number, output) in body.outputs.iter().enumerate() {
             writer.line(&format!("{} output{number};", packs(output.dtype)));
         }
@@ -223,7 +235,13 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
             let pack = format!("input{number}.element[e]");
             if class.repeats(number) { element("input", number) } else { pack }
         };
-        print_outputs(kernel, &input, &|number| format!("output{number}.element[e]"), writer);
+        let place = |number: usize| match class.repeats(number) {
+            true => format!("at_input{number}"),
+            false => format!("at_input{number} + e"),
+        };
+        let statements =
+            Statements::new(body, input).with_places(place).with_vectors(|input| class.repeats(input));
+        print_values(kernel, &statements, &|number| format!("output{number}.element[e]"), writer);
         writer.close("");
         for (number, output) in body.outputs.iter().enumerate() {
             let pack = packs(output.dtype);
@@ -232,6 +250,23 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     }
     writer.close("");
     writer.close("");
+}
+
+/// Prints the loads of what is gathered as vectors, with what their places need.
+fn print_gathered(kernel: &Kernel, writer: &mut Writer) {
+    let (body, class) = (&kernel.body, &kernel.class);
+    if !body.has_places() {
+        return;
+    }
+    let place = |number| format!("at_input{number}");
+    let statements = Statements::new(body, |number| format!("a.input{number}[at_input{number}]"))
+        .with_places(place)
+        .with_vectors(|input| class.repeats(input));
+    let same = body.same_for_repeated(|input| class.repeats(input));
+    let roots: Vec<ExprId> = body.written().collect();
+    let mut defined = statements.nothing();
+    statements.define(&roots, &mut defined, |index| same[index], writer);
+    statements.print_gathered((&roots, &defined), class.vector, place, writer);
 }
 
 /// Prints the offsets of the operands of a strided kernel.
@@ -246,7 +281,8 @@ fn print_offsets(kernel: &Kernel, writer: &mut Writer) {
             row
         }
     };
-    for number in loaded_inputs(kernel) {
+    let inputs = 0..body.inputs.len();
+    for number in inputs.filter(|&number| body.loads_input(number) || body.uses_places(number)) {
         let operand = format!("input{number}");
         writer.line(&format!("const {index} at_{operand} = {};", place(&operand, true)));
     }
@@ -260,17 +296,8 @@ fn print_offsets(kernel: &Kernel, writer: &mut Writer) {
     }
 }
 
-/// Prints the body at one point. All values are computed before the first store, so that an output may overwrite an input.
-fn print_outputs(
-    kernel: &Kernel,
-    input: &dyn Fn(usize) -> String,
-    output: &dyn Fn(usize) -> String,
-    writer: &mut Writer,
-) {
-    print_values(kernel, &Statements::new(&kernel.body, input), output, writer);
-}
-
-/// Prints the values and the stores of the outputs at one point; the statements determine how elements are loaded.
+/// Prints the values and the stores of the outputs at one point; the statements determine how elements are loaded. All values are computed
+/// before the first store, so that an output may overwrite an input.
 pub(super) fn print_values(
     kernel: &Kernel,
     statements: &Statements<'_>,

@@ -63,7 +63,17 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
         None => format!("a.input{number}[at_input{number}]"),
     };
     let at_points = kernel.body.point_dependent(|input| !class.repeats(input));
-    let statements = Statements::new(&kernel.body, load);
+    let place = move |number: usize| match class.held {
+        1.. if class.repeats(number) => format!("start_input{number}"),
+        1.. if class.contiguous => "row_start + first + e".to_owned(),
+        1.. => format!("start_input{number} + first + e"),
+        0 if class.contiguous => "at".to_owned(),
+        0 => format!("at_input{number}"),
+    };
+    let mut statements = Statements::new(&kernel.body, load).with_places(place);
+    if class.held > 0 {
+        statements = statements.with_vectors(|input| class.repeats(input));
+    }
     let printer = RowPrinter { kernel, index: index_type(class), statements, at_points };
     match held {
         Some(held) if class.streamed.is_some() => printer.print_streamed(&held, writer),
@@ -335,7 +345,10 @@ impl RowPrinter<'_> {
     /// Defines the values that the roots need at the current point, and the places of these outputs.
     fn define_at_point(&self, roots: &[ExprId], outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (class, index) = (&self.kernel.class, self.index);
-        let inputs = self.statements.loads(roots, defined);
+        let mut inputs = self.statements.loads(roots, defined);
+        inputs.extend(self.statements.places(roots, defined));
+        inputs.sort_unstable();
+        inputs.dedup();
         if !class.contiguous {
             let inputs = inputs.iter().map(|number| format!("input{number}"));
             for operand in inputs.chain(outputs.iter().map(|number| format!("output{number}"))) {

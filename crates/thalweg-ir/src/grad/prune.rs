@@ -77,6 +77,7 @@ impl Node {
         match self {
             Self::Constant(_)
             | Self::Load { .. }
+            | Self::Place { .. }
             | Self::Scalar { .. }
             | Self::Index(_)
             | Self::Reduced { .. } => self,

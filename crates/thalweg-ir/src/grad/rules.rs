@@ -33,6 +33,7 @@ pub(super) fn operands<'b>(
     match *node {
         Node::Constant(_)
         | Node::Load { .. }
+        | Node::Place { .. }
         | Node::Gather { .. }
         | Node::Scalar { .. }
         | Node::Index(_)

@@ -501,6 +501,7 @@ impl<'l> Launch<'l> {
             Op::Gather { input, otherwise } => {
                 return with_dtype!(step.dtype, T => self.gather::<T>(block, step, input, otherwise));
             }
+            Op::Place { input } => self.places(block, step, input, level),
             Op::Coordinate(dimension) => self.coordinate(block, step, dimension, level),
             Op::Unary(op) => block.unary(op, step),
             Op::Binary(op) => block.binary(op, step),
@@ -618,6 +619,19 @@ impl<'l> Launch<'l> {
                     visit((first + at) * self.points + place, row + at * row_stride + offset, length, stride);
                 });
             }
+        });
+    }
+
+    fn places(&self, block: &mut Block<'_, '_>, step: &HostStep, input: u16, level: Level) {
+        let operand = usize::from(input);
+        let first = self.part.map_or(0, |part| part.offset(self.geometry, operand)) as i64;
+        let count = block.count;
+        block.file.write(step.target, count, |_, target: &mut [i64]| {
+            self.parts(operand, level, count, |at, offset, length, stride| {
+                for (number, target) in target[at..at + length].iter_mut().enumerate() {
+                    *target = first + (offset + number * stride) as i64;
+                }
+            });
         });
     }
 

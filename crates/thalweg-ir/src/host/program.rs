@@ -35,6 +35,8 @@ pub(super) enum Op {
     Load { input: u16 },
     /// Reads an input at computed places.
     Gather { input: u16, otherwise: Scalar },
+    /// The place of an input's element at the point.
+    Place { input: u16 },
     /// The coordinate in a dimension.
     Coordinate(Dimension),
     /// A primitive of one operand.
@@ -347,7 +349,11 @@ impl<'k> Compiler<'k> {
             };
             uniform[index] = match node {
                 Node::Constant(_) | Node::Scalar { .. } => true,
-                Node::Load { .. } | Node::Gather { .. } | Node::Index(_) | Node::Reduced { .. } => false,
+                Node::Load { .. }
+                | Node::Place { .. }
+                | Node::Gather { .. }
+                | Node::Index(_)
+                | Node::Reduced { .. } => false,
                 other => other.operands().all(|operand| uniform[operand.index()]),
             };
         }
@@ -484,6 +490,7 @@ impl<'k> Compiler<'k> {
         let op = match body.nodes[index] {
             Node::Constant(value) => Op::Constant(value),
             Node::Load { input } => Op::Load { input },
+            Node::Place { input } => Op::Place { input },
             Node::Gather { input, otherwise, .. } => Op::Gather { input, otherwise },
             Node::Scalar { slot } => Op::Argument { slot },
             Node::Index(dimension) => Op::Coordinate(dimension),

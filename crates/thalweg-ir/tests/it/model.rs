@@ -418,6 +418,15 @@ fn offset(coordinates: &[u64], strides: &[u64]) -> usize {
 }
 
 impl Site<'_> {
+    fn place(&self, input: u16) -> usize {
+        let OperandGeometry::Strided { row_strides, inner_strides } =
+            &self.geometry.operands[usize::from(input)]
+        else {
+            panic!("a place in a gathered input")
+        };
+        offset(&self.row, row_strides) + offset(&self.inner, inner_strides)
+    }
+
     fn eval(&self, id: ExprId, known: &mut Vec<Option<Value>>) -> Value {
         if let Some(value) = known[id.index()] {
             return value;
@@ -427,15 +436,8 @@ impl Site<'_> {
         let mut of = |id| self.eval(id, known);
         let value = match body.nodes[id.index()] {
             Node::Constant(value) => Value::scalar(value, dtype),
-            Node::Load { input } => {
-                let OperandGeometry::Strided { row_strides, inner_strides } =
-                    &self.geometry.operands[usize::from(input)]
-                else {
-                    panic!("a load of a gathered input")
-                };
-                let at = offset(&self.row, row_strides) + offset(&self.inner, inner_strides);
-                self.inputs[usize::from(input)].get(dtype, at)
-            }
+            Node::Load { input } => self.inputs[usize::from(input)].get(dtype, self.place(input)),
+            Node::Place { input } => Value::wrap(DType::I64, self.place(input) as i128),
             Node::Gather { input, index, guard, otherwise } => {
                 if of(guard).bool() {
                     self.inputs[usize::from(input)].get(dtype, of(index).int() as usize)

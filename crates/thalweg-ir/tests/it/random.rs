@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use thalweg_ir::{
-    Binary, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, InputKind, Kernel, Operand,
+    Binary, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, InputKind, Kernel, Node, Operand,
     OperandGeometry, OutputPlace, ReduceOp, Scalar, Unary, Value as Expr, bf16, f8e4m3, f8e5m2, f16,
 };
 
@@ -102,7 +102,9 @@ pub fn pair(choices: &[u32]) -> Pair {
         let fits =
             |&operand: &usize| input.kind == InputKind::Strided && operands[operand] == (input.dtype, true);
         let candidates: Vec<usize> = (0..operands.len()).rev().filter(fits).collect();
-        if candidates.is_empty() || tape.rarely(5) {
+        let place = Node::Place { input: number as u16 };
+        let has_places = second.kernel.body.nodes.contains(&place);
+        if candidates.is_empty() || has_places || tape.rarely(5) {
             shared.push(None);
             continue;
         }
@@ -283,6 +285,10 @@ fn body(
         });
         let value = builder.scalar(dtype);
         generator.pool.push((value, false));
+    }
+    if generator.tape.rarely(10) {
+        let (dtype, has_inner) = (generator.dtype(), generator.has_inner);
+        generator.pool.push((builder.place(dtype), has_inner));
     }
     for dimension in 0..row_rank + inner_rank {
         if generator.tape.rarely(10) {

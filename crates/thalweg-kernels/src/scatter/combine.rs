@@ -41,14 +41,21 @@ choices! { Combine: Combine::ALL }
 
 /// An element that can be combined.
 pub trait Term: Element {
+    /// Returns the element that an index out of range results in: NaN, or 0 for integers.
+    fn no_number() -> Self;
+
     /// Returns the existing element combined with a new one.
     #[must_use]
     fn combine(self, combine: Combine, other: Self) -> Self;
 }
 
 macro_rules! term {
-    ($($T:ty: $sum:expr, $product:expr;)*) => {$(
+    ($($T:ty: $no_number:expr, $sum:expr, $product:expr;)*) => {$(
         impl Term for $T {
+            fn no_number() -> Self {
+                $no_number
+            }
+
             #[allow(clippy::eq_op)] // NaN is not equal to itself
             fn combine(self, combine: Combine, other: Self) -> Self {
                 let (sum, product): (fn($T, $T) -> $T, fn($T, $T) -> $T) = ($sum, $product);
@@ -65,9 +72,9 @@ macro_rules! term {
 }
 
 term! {
-    i64: i64::wrapping_add, i64::wrapping_mul;
-    f32: |a, b| a + b, |a, b| a * b;
-    f64: |a, b| a + b, |a, b| a * b;
+    i64: 0, i64::wrapping_add, i64::wrapping_mul;
+    f32: f32::NAN, |a, b| a + b, |a, b| a * b;
+    f64: f64::NAN, |a, b| a + b, |a, b| a * b;
 }
 
 /// An element with the type in which it is combined: 16-bit floats are combined in f32, and rounded once.

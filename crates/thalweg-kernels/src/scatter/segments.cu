@@ -1,7 +1,8 @@
 // Rows that are combined at sorted indices.
 #ifndef NAME
 #include "../defaults.cuh"
-#define CALL segments<f32, f32, 4>(x)
+#define CALL segments<f32, f32, 4, true>(x)
+#define BLOCKS 4
 #endif
 #include "../shared/elements.cuh"
 #include "combinations.cuh"
@@ -9,6 +10,7 @@
 struct arguments {
     const u32* keys;
     const u32* order;
+    const i64* through;
     const void* source;
     void* result;
     u32* next_keys;
@@ -19,6 +21,7 @@ struct arguments {
     u64 inner;
     u64 source_strides[3];
     u64 source_rows;
+    u64 through_stride;
     u64 skipped;
     u64 combine;
     u64 from_zeros;
@@ -27,9 +30,9 @@ struct arguments {
     u64 lanes;
 };
 
-constexpr u32 THREADS = 256, CHUNK = 32, AT_ONCE = 4;
+constexpr u32 THREADS = 256, CHUNK = 32;
 
-// The key of a place that has no row.
+// The key of a place that has no row, and the row of an index out of range.
 constexpr u32 HOLE = ~0u;
 
 // Returns the key of the row before a place, or from a place on, of which at most one is a hole if the rows belong together.
@@ -45,19 +48,35 @@ static __device__ __forceinline__ u32 key_from(const arguments& x, const u64 pla
 
 // Combines the rows of each key in some chunks. Rows of a key that are all in one chunk are complete, and are combined with the
 // result. The others become up to two rows of the next launch: the chunk's first ones, and its last ones.
-template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ void segments(const arguments& x) {
+template <class T, class SOURCE, u32 WIDTH, bool IS_SUM> static __device__ __forceinline__ void segments(const arguments& x) {
     typedef typename combined<T>::type SUM;
+    // With more rows in registers, fewer threads share a multiprocessor.
+    constexpr u32 AT_ONCE = WIDTH > 4 ? 2 : 4;
+    const u64 way = IS_SUM ? 1 : x.combine;
     const u32 lanes = u32(x.lanes), lane = threadIdx.x % lanes;
     const u64 chunks = (x.count + CHUNK - 1) / CHUNK;
     const u64 columns = x.inner / WIDTH, tiles = (columns + lanes - 1) / lanes;
     const u64 groups = u64(gridDim.x) * (THREADS / lanes);
+    // Lanes that share a chunk look up the rows of as many places, so that many loads are in flight.
+    const bool are_shared = lanes >= AT_ONCE;
+    const u32 group = lanes == 32 ? ~0u : ((1u << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
+    const auto look_up = [&](const u64 place, const u64 end, u32& key, u32& row) {
+        key = place < end ? x.keys[place] : HOLE;
+        if (key >= x.extent || key == x.skipped) {
+            key = HOLE;
+            return;
+        }
+        const u64 own = x.order == nullptr ? place : u64(x.order[place]);
+        const u64 from = x.through == nullptr ? own : u64(x.through[own * x.through_stride]);
+        row = from < x.source_rows ? u32(from) : HOLE;
+    };
     for (u64 item = (u64(blockIdx.x) * THREADS + threadIdx.x) / lanes; item < x.outer * chunks * tiles; item += groups) {
         const u64 tile = item % tiles, chunk = item / tiles % chunks, o = item / tiles / chunks;
         const u64 begin = chunk * CHUNK, end = min(begin + CHUNK, x.count), column = (tile * lanes + lane) * WIDTH;
         const bool has_column = column < x.inner;
         const SOURCE* const source = (const SOURCE*)x.source + o * x.source_strides[0] + column * x.source_strides[2];
         const u32 before = key_before(x, begin), after = key_from(x, end);
-        u32 key = HOLE, slots[2] = {HOLE, HOLE};
+        u32 key = HOLE, own_key = HOLE, own_row = HOLE, slots[2] = {HOLE, HOLE};
         bool is_first = true;
         SUM sum[WIDTH];
         const auto finish = [&](const bool is_last) {
@@ -83,24 +102,38 @@ template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ vo
                 }
                 #pragma unroll
                 for (u32 i = 0; i < WIDTH; ++i) {
-                    const SUM all = x.from_zeros ? sum[i] : combine<SUM>(x.combine, widened(row.at[i]), sum[i]);
+                    const SUM all = x.from_zeros ? sum[i] : combine<SUM>(way, widened(row.at[i]), sum[i]);
                     row.at[i] = narrowing<T>::of(all);
                 }
                 *to = row;
             }
         };
         for (u64 first = begin; first < end; first += AT_ONCE) {
+            const u32 from = u32(first - begin) & (lanes - 1);
+            if (are_shared && from == 0) {
+                look_up(first + lane, end, own_key, own_row);
+            }
             u32 keys[AT_ONCE];
             vector<SOURCE, WIDTH> rows[AT_ONCE];
             #pragma unroll
             for (u32 i = 0; i < AT_ONCE; ++i) {
-                const u64 place = first + i;
-                keys[i] = place < end ? x.keys[place] : HOLE;
-                if (keys[i] >= x.extent || keys[i] == x.skipped) {
-                    keys[i] = HOLE;
-                } else if (has_column) {
-                    const u64 row = x.order == nullptr ? place : u64(x.order[place]);
-                    rows[i] = *(const vector<SOURCE, WIDTH>*)(source + row * x.source_strides[1]);
+                u32 row;
+                if (are_shared) {
+                    keys[i] = __shfl_sync(group, own_key, from + i, lanes);
+                    row = __shfl_sync(group, own_row, from + i, lanes);
+                } else {
+                    look_up(first + i, end, keys[i], row);
+                }
+                if (keys[i] == HOLE || !has_column) {
+                    continue;
+                }
+                if (row != HOLE) {
+                    rows[i] = *(const vector<SOURCE, WIDTH>*)(source + u64(row) * x.source_strides[1]);
+                } else {
+                    #pragma unroll
+                    for (u32 j = 0; j < WIDTH; ++j) {
+                        rows[i].at[j] = no_number<SOURCE>();
+                    }
                 }
             }
             #pragma unroll
@@ -118,7 +151,7 @@ template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ vo
                 #pragma unroll
                 for (u32 j = 0; j < WIDTH; ++j) {
                     const SUM value = widened(rows[i].at[j]);
-                    sum[j] = is_new ? value : combine<SUM>(x.combine, sum[j], value);
+                    sum[j] = is_new ? value : combine<SUM>(way, sum[j], value);
                 }
             }
         }
@@ -132,6 +165,6 @@ template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ vo
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ arguments x) {
     CALL;
 }

@@ -28,8 +28,10 @@ pub struct Segments {
     pub sizes: [u64; 4],
     /// The strides of the source, in elements.
     pub source_strides: [u64; 3],
-    /// The number of rows of the source's memory, which the order may name in any number.
+    /// The number of rows of the source's memory.
     pub source_rows: u64,
+    /// The stride of the list of rows through which the source is read, in elements.
+    pub through_stride: u64,
     /// The key whose rows are not combined; none if it is `u64::MAX`. Those that are not a row of the result are not combined either.
     pub skipped: u64,
     /// The way in which elements are combined: not [`Combine::Replace`].
@@ -52,9 +54,10 @@ const BLOCK: u64 = 256;
 /// A key of a place without a row.
 const HOLE: u32 = u32::MAX;
 
-/// The operands of a launch: the sorted keys (32 bits); the row of each (32 bits), or a null address if they are in order; the
-/// source; the result; and keys and rows of the next launch, or null addresses if this one has only one chunk.
-type Operands = [DevicePointer; 6];
+/// The operands of a launch: the sorted keys (32 bits); the row of each (32 bits), or a null address if they are in order; a list (i64)
+/// whose element at a row is the row of the source, or a null address if rows are the source's own; the source; the result; and keys and
+/// rows of the next launch, or null addresses if this one has only one chunk.
+type Operands = [DevicePointer; 7];
 
 impl Segments {
     /// Returns the number of chunks.
@@ -70,6 +73,7 @@ impl Segments {
             sizes: [outer, extent, count, inner],
             source_strides: [count * inner, inner, 1],
             source_rows: count,
+            through_stride: 0,
             is_later: true,
             ..*self
         })
@@ -86,9 +90,14 @@ impl Segments {
         span([outer, self.source_rows, inner], self.source_strides)
     }
 
+    /// Returns the number of elements that the list of rows spans in memory.
+    fn listed(&self) -> u64 {
+        span([self.sizes[2]], [self.through_stride])
+    }
+
     /// Returns the number of elements that a thread handles.
     fn width(&self, at: &Operands) -> u64 {
-        width_of(self.dtype, self.sizes[3], self.source_strides, [at[2], at[3]])
+        width_of(self.dtype, self.sizes[3], self.source_strides, [at[3], at[4]])
     }
 
     /// Returns the number of lanes that share a chunk.
@@ -103,12 +112,11 @@ impl Segments {
 
     fn form(&self, at: &Operands) -> &'static Form {
         static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| forms().collect());
-        let is_wide = self.width(at) > 1;
         let is_later = self.is_later && self.dtype.compute() != self.dtype;
-        let found = FORMS
-            .iter()
-            .find(|form| form.dtype == self.dtype && form.is_wide == is_wide && form.is_later == is_later);
-        found.unwrap_or(&FORMS[0])
+        let wanted = [self.width(at) > 1, is_later, self.combine == Combine::Sum];
+        let is_wanted =
+            |form: &&Form| form.dtype == self.dtype && [form.is_wide, form.is_later, form.is_sum] == wanted;
+        FORMS.iter().find(is_wanted).unwrap_or(&FORMS[0])
     }
 }
 
@@ -117,15 +125,19 @@ struct Form {
     dtype: DType,
     is_wide: bool,
     is_later: bool,
+    is_sum: bool,
     name: String,
 }
 
 fn forms() -> impl Iterator<Item = Form> {
     let all = DTYPES.into_iter().flat_map(|dtype| {
-        [(false, false), (false, true), (true, false), (true, true)].map(|(is_later, is_wide)| {
+        (0..8).map(move |bits| {
+            let [is_wide, is_later, is_sum] = [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
+            let any = if is_sum { "" } else { "any_" };
             let later = if is_later { "_later" } else { "" };
             let wide = if is_wide { "_wide" } else { "" };
-            Form { dtype, is_wide, is_later, name: format!("scatter_segments_{}{later}{wide}", dtype.name()) }
+            let name = format!("scatter_segments_{any}{}{later}{wide}", dtype.name());
+            Form { dtype, is_wide, is_later, is_sum, name }
         })
     });
     all.filter(|form| !form.is_later || form.dtype.compute() != form.dtype)
@@ -136,8 +148,11 @@ impl Form {
         let (element, sum) = (self.dtype.short_name(), self.dtype.compute().short_name());
         let source = if self.is_later { sum } else { element };
         let width = if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 };
-        let call = format_args!("segments<{element}, {source}, {width}>(x)");
-        Source::new(&self.name).define("CALL", call).print(include_str!("segments.cu"))
+        let call = format_args!("segments<{element}, {source}, {width}, {}>(x)", self.is_sum);
+        // The blocks that share a multiprocessor, so that enough rows are in flight.
+        let blocks = if width > 4 { 3 } else { 4 };
+        let source = Source::new(&self.name).define("CALL", call).define("BLOCKS", format_args!("{blocks}"));
+        source.print(include_str!("segments.cu"))
     }
 }
 
@@ -151,6 +166,7 @@ struct Sizes {
     sizes: [u64; 4],
     source_strides: [u64; 3],
     source_rows: u64,
+    through_stride: u64,
     skipped: u64,
     combine: Combine,
     from_zeros: bool,
@@ -159,7 +175,9 @@ struct Sizes {
     lanes: u64,
 }
 
-arguments! { Sizes { sizes, source_strides, source_rows, skipped, combine, from_zeros, is_later, dtype, lanes } }
+arguments! {
+    Sizes { sizes, source_strides, source_rows, through_stride, skipped, combine, from_zeros, is_later, dtype, lanes }
+}
 
 impl NativeKernel for Placed<Segments, Operands> {
     native! { self: &self.kernel.form(&self.at).name, self.kernel.form(&self.at).print(), run_on_host }
@@ -182,13 +200,23 @@ impl NativeKernel for Placed<Segments, Operands> {
     }
 
     fn words(&self) -> Words {
-        let Segments { sizes, source_strides, source_rows, skipped, combine, from_zeros, is_later, dtype } =
-            self.kernel;
+        let Segments {
+            sizes,
+            source_strides,
+            source_rows,
+            through_stride,
+            skipped,
+            combine,
+            from_zeros,
+            is_later,
+            dtype,
+        } = self.kernel;
         let lanes = self.kernel.lanes(&self.at);
         let words = Sizes {
             sizes,
             source_strides,
             source_rows,
+            through_stride,
             skipped,
             combine,
             from_zeros,
@@ -202,12 +230,13 @@ impl NativeKernel for Placed<Segments, Operands> {
     fn accesses(&self) -> Accesses {
         let kernel = &self.kernel;
         let [outer, _, count, inner] = kernel.sizes;
-        let [keys, order, source, result, next_keys, next_rows] = self.at;
+        let [keys, order, through, source, result, next_keys, next_rows] = self.at;
         let sum = kernel.dtype.compute().size_bytes() as u64;
         let slots = if kernel.chunks() > 1 { 2 * kernel.chunks() } else { 0 };
         Accesses::from_iter([
             Access::read(keys, count * 4),
             Access::read(order, if order.address() == 0 { 0 } else { count * 4 }),
+            Access::read(through, if through.address() == 0 { 0 } else { kernel.listed() * 8 }),
             Access::read(source, kernel.span() * kernel.source_dtype().size_bytes() as u64),
             // The other rows keep their values.
             result_of(kernel, result)
@@ -226,10 +255,19 @@ fn result_of(kernel: &Segments, result: DevicePointer) -> Access {
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let (words, at, []): (Sizes, Operands, _) = arguments::unpack("scatter_segments", launch)?;
-    let Sizes { sizes, source_strides, source_rows, skipped, combine, from_zeros, is_later, dtype, .. } =
-        words;
-    let kernel =
-        Segments { sizes, source_strides, source_rows, skipped, combine, from_zeros, is_later, dtype };
+    let Sizes { sizes, source_strides, source_rows, through_stride, .. } = words;
+    let Sizes { skipped, combine, from_zeros, is_later, dtype, .. } = words;
+    let kernel = Segments {
+        sizes,
+        source_strides,
+        source_rows,
+        through_stride,
+        skipped,
+        combine,
+        from_zeros,
+        is_later,
+        dtype,
+    };
     typed!(dtype, T => {
         let widen = |source: T| source.widened();
         match is_later {
@@ -273,13 +311,17 @@ fn runs_of(kernel: &Segments, keys: &[u32], chunk: usize) -> Vec<Run> {
 fn run_typed<T: Wide, S: thalweg_ir::Element>(
     launch: &HostLaunch<'_>,
     kernel: &Segments,
-    [keys, order, source, result, next_keys, next_rows]: Operands,
+    [keys, order, through, source, result, next_keys, next_rows]: Operands,
     widen: impl Fn(S) -> T::Sum,
 ) -> Result<(), HostFault> {
     let [outer, extent, count, inner] = kernel.sizes.map(|size| size as usize);
     let chunks = kernel.chunks() as usize;
     let keys = launch.read::<u32>(keys, count)?;
     let order = if order.address() == 0 { None } else { Some(launch.read::<u32>(order, count)?) };
+    let through = match through.address() {
+        0 => None,
+        _ => Some(launch.read::<i64>(through, kernel.listed() as usize)?),
+    };
     let source = launch.read::<S>(source, kernel.span() as usize)?;
     let access = result_of(kernel, result);
     let result = launch.write::<T>(result, outer * extent * inner)?;
@@ -300,8 +342,12 @@ fn run_typed<T: Wide, S: thalweg_ir::Element>(
             for column in 0..inner {
                 let value = |place: usize| {
                     let row = order.map_or(place, |order| order[place] as usize);
+                    let row = through.map_or(row, |list| list[row * kernel.through_stride as usize] as usize);
                     let [by_outer, by_row, by_column] = kernel.source_strides.map(|stride| stride as usize);
-                    widen(source[o * by_outer + row * by_row + column * by_column])
+                    match row < kernel.source_rows as usize {
+                        true => widen(source[o * by_outer + row * by_row + column * by_column]),
+                        false => T::Sum::no_number(),
+                    }
                 };
                 let sum = run.places.iter().map(|&place| value(place));
                 let sum =

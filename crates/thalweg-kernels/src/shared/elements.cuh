@@ -22,6 +22,12 @@ template <> struct narrowing<bf16> {
     static __device__ __forceinline__ bf16 of(const f32 x) { return bf16_from_f32(x); }
 };
 
+// The element that an index out of range results in: NaN, or 0 for integers.
+template <class T> static __device__ __forceinline__ T no_number() {
+    return narrowing<T>::of(typename combined<T>::type(__int_as_float(0x7fc00000)));
+}
+template <> __device__ __forceinline__ i64 no_number<i64>() { return 0; }
+
 // Neighbouring elements that are loaded and stored at once.
 template <class T, u32 WIDTH> struct alignas(WIDTH * sizeof(T)) vector {
     T at[WIDTH];

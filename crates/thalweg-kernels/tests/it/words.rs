@@ -192,6 +192,7 @@ fn indices_are_read_as_they_are_written() {
         sizes: [2, 3, 70, 7],
         source_strides,
         source_rows: 70,
+        through_stride: 17,
         skipped: 9,
         combine,
         from_zeros: true,
@@ -199,9 +200,11 @@ fn indices_are_read_as_they_are_written() {
         dtype,
     };
     check(
-        &Placed { kernel, at: at::<6>() },
+        &Placed { kernel, at: at::<7>() },
         &[
-            ("next_rows", &[0x6000]),
+            ("next_rows", &[0x7000]),
+            ("through", &[0x3000]),
+            ("through_stride", &[17]),
             ("count", &[70]),
             ("source_strides", &[14, 15, 16]),
             ("skipped", &[9]),

@@ -41,16 +41,10 @@ macro_rules! activations_table {
                 reference: x.max(0.0),
                 samples: [[-2.0], [0.5]],
             }
-            /// x where it is positive, else x · negative_slope.
-            leaky_relu(x; negative_slope): "leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor" Floating {
-                body: x.gt(0.0).select(x, x * negative_slope),
-                reference: if x > 0.0 { x } else { negative_slope * x },
-                samples: [[-2.0], [0.5]],
-                numbers: [0.25],
-            }
             /// x between 0 and 6. The gradient at the bounds is 0.
             relu6(x) Numeric {
                 body: x.le(0.0).select(x.like(0.0), x.ge(6.0).select(x.like(6.0), x)),
+                gradient(y, g): y.le(0.0).or(y.ge(6.0)).select(g.like(0.0), g),
                 reference: x.clamp(0.0, 6.0),
                 samples: [[-2.0], [0.5], [7.0]],
             }

@@ -8,7 +8,7 @@
 //! /// What it computes, in a sentence: this becomes the method's documentation.
 //! name(x, y; number): "name.overload(Tensor self, Tensor other, Scalar number) -> Tensor" Rule {
 //!     body: a formula over the inputs, in the primitives of `thalweg_ir::Value`,
-//!     gradient(y, g): optional: the input's gradient by the result y and its gradient g, so that y is kept and not x,
+//!     gradient(y, g): optional: the input's gradient by the result y, its gradient g and numbers, so that y is kept and not x,
 //!     gradients(g): optional: the inputs' gradients, […], by inputs, numbers and the result's gradient g, where the derived ones
 //!         would not be PyTorch's at a pole or where they overflow,
 //!     reference: the same function over f64, written independently,
@@ -117,17 +117,31 @@ macro_rules! define {
                         }
                         build
                     },
-                    from_result: [$({
-                        fn from_result<'b>(
-                            _: &'b BodyBuilder,
-                            _: &Signature,
-                            $result: Value<'b>,
-                            $gradient: Value<'b>,
+                    from_result: {
+                        #[allow(unused_variables, unreachable_code, clippy::needless_return)] // the fields that an entry omits
+                        fn by_result<'b>(
+                            result: Value<'b>,
+                            gradient: Value<'b>,
+                            $($($number: Value<'b>,)+)?
                         ) -> SmallVec<[Value<'b>; 2]> {
-                            SmallVec::from_elem($slope, 1)
+                            $(
+                                let ($result, $gradient) = (result, gradient);
+                                return SmallVec::from_elem($slope, 1);
+                            )?
+                            SmallVec::new()
                         }
-                        Some(from_result as FromResult)
-                    },)? None][0],
+                        fn from_result<'b>(
+                            _builder: &'b BodyBuilder,
+                            _signature: &Signature,
+                            result: Value<'b>,
+                            gradient: Value<'b>,
+                        ) -> SmallVec<[Value<'b>; 2]> {
+                            $($(let $number = super::number(_builder, _signature, DTypeRule::$rule);)+)?
+                            by_result(result, gradient, $($($number,)+)?)
+                        }
+                        let given: &[&str] = &[$(stringify!($result))?];
+                        if given.is_empty() { None } else { Some(from_result as FromResult) }
+                    },
                     from_inputs: {
                         #[allow(unused_variables, unreachable_code, clippy::needless_return)] // the fields that an entry omits
                         fn gradients<'b>(

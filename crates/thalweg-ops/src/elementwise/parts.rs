@@ -292,6 +292,29 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5], [4.0]],
                 numbers: [-1.0, 2.0],
             }
+            /// x between min_val and max_val, which the dtype of the result has: where it is a bound, so is x, or x is beyond it.
+            hardtanh_exact(x; min_val, max_val) Numeric {
+                body: x.le(min_val).select(min_val, x.ge(max_val).select(max_val, x)),
+                gradient(y, g): y.le(min_val).or(y.ge(max_val)).select(g.like(0.0), g),
+                reference: x.clamp(min_val, max_val),
+                samples: [[-2.0], [0.5], [4.0]],
+                numbers: [-1.0, 2.0],
+            }
+            /// x where it is positive, else x · negative_slope.
+            leaky_relu_of(x; negative_slope) Floating {
+                body: x.gt(0.0).select(x, x * negative_slope),
+                reference: if x > 0.0 { x } else { negative_slope * x },
+                samples: [[-2.0], [0.5]],
+                numbers: [-0.25],
+            }
+            /// x where it is positive, else x · negative_slope, which is not negative: the result is positive where x is.
+            leaky_relu_rising(x; negative_slope) Floating {
+                body: x.gt(0.0).select(x, x * negative_slope),
+                gradient(y, g): y.gt(0.0).select(g, g * negative_slope),
+                reference: if x > 0.0 { x } else { negative_slope * x },
+                samples: [[-2.0], [0.5]],
+                numbers: [0.25],
+            }
             /// x moved towards 0 by lambd; 0 where |x| is at most lambd.
             softshrink_of(x; lambd) Floating {
                 body: x.abs().le(lambd).select(x.like(0.0), x.lt(0.0).select(x + lambd, x - lambd)),

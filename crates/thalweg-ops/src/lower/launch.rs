@@ -66,7 +66,7 @@ impl LoopLaunch {
 
     /// Returns the stages of the body and the parts of its rows, if they are few and long.
     fn division(&self) -> Option<(Arc<Stages>, Divided)> {
-        if self.body.reductions.is_empty() || self.points() < LEAST_DIVIDED {
+        if self.body.reductions.is_empty() || self.body.has_places() || self.points() < LEAST_DIVIDED {
             return None;
         }
         let stages = stages(self.id, &self.body)?;

@@ -39,7 +39,7 @@ pub(super) fn side_by_side(
     let of_rows = body.outputs.iter().filter(|output| output.place == OutputPlace::Row);
     let reads_elements = of_rows.clone().any(|output| at_points[output.value.index()]);
     let scatters = of_rows.clone().any(|output| output.scatter.is_some());
-    if body.reductions.is_empty() || class.inner_rank != 1 || class.contiguous {
+    if body.reductions.is_empty() || body.has_places() || class.inner_rank != 1 || class.contiguous {
         return None;
     }
     if reads_rows || reads_elements || scatters || body.report.is_some() || body.inputs.len() > 32 {

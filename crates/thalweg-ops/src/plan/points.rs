@@ -1,7 +1,7 @@
 //! Strided points: the order of their dimensions, vectors along the last dimension, and tiles if operands disagree on it.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, Class, DType, Dimensions, Geometry, InputKind, OperandGeometry, OutputPlace};
+use thalweg_ir::{Body, Class, DType, Dimensions, Geometry, InputKind, Node, OperandGeometry, OutputPlace};
 
 use super::{Iteration, Placement, VECTOR_BYTES};
 
@@ -68,11 +68,12 @@ pub(super) fn in_order_of_outputs(body: &Body, iteration: &Iteration) -> Option<
     })
 }
 
-/// Returns whether all points are handled the same way: nothing is combined, gathered or scattered, and no coordinate is read.
+/// Returns whether all points are handled the same way: nothing is combined or scattered, no coordinate is read, and the places of what
+/// is gathered follow from those of an input.
 fn is_plain(body: &Body) -> bool {
     body.reductions.is_empty()
         && !body.uses_coordinates()
-        && body.inputs.iter().all(|input| input.kind == InputKind::Strided)
+        && (body.has_places() || body.inputs.iter().all(|input| input.kind == InputKind::Strided))
         && body.outputs.iter().all(|output| output.scatter.is_none())
 }
 
@@ -125,7 +126,7 @@ pub(super) fn transposed_class(
 ) -> Option<Class> {
     let extents = &geometry.row_shape;
     let last = extents.len().checked_sub(1)?;
-    if !is_plain(body) || class.inner_rank != 0 || body.inputs.len() > 32 {
+    if !is_plain(body) || body.has_places() || class.inner_rank != 0 || body.inputs.len() > 32 {
         return None;
     }
     let count = body.inputs.len();
@@ -154,7 +155,7 @@ pub(super) fn transposed_class(
 }
 
 /// Returns the class in which strided points are handled as vectors along the last dimension: every operand is contiguous there,
-/// or is an input that repeats one element.
+/// or is an input that repeats one element, and what is gathered is contiguous there, too.
 pub(super) fn vectors(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
     let extents = &geometry.row_shape;
     let last = extents.len().checked_sub(1)?;
@@ -162,14 +163,21 @@ pub(super) fn vectors(body: &Body, geometry: &Geometry, class: Class, alignment_
         return None;
     }
     let mut repeated = 0;
-    for (number, (_, strides)) in operands(body, geometry).enumerate() {
+    let is_strided = |(_, (_, strides)): &(usize, (DType, &[u64]))| !strides.is_empty();
+    for (number, (_, strides)) in operands(body, geometry).enumerate().filter(is_strided) {
         match strides[last] {
             1 => {}
             0 if number < body.inputs.len() => repeated |= 1 << number,
             _ => return None,
         }
     }
-    let walks = operands(body, geometry).enumerate().filter(|(number, _)| repeated >> number & 1 == 0);
+    let is_repeated = |input: usize| repeated >> input & 1 == 1;
+    let mut gathers = body.nodes.iter().filter(|node| matches!(node, Node::Gather { .. }));
+    if !gathers.all(|gather| body.is_gather_in_line(gather, is_repeated)) {
+        return None;
+    }
+    let walks = operands(body, geometry).enumerate().filter(is_strided);
+    let walks = walks.filter(|(number, _)| repeated >> number & 1 == 0);
     let walks = walks.map(|(_, operand)| (operand, last));
     let vector = widest(extents, walks, VECTOR_BYTES, alignment_bytes);
     (vector > 1).then_some(Class { vector, repeated, ..class })

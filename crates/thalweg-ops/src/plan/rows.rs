@@ -41,7 +41,7 @@ pub(super) fn online(
     wanted_lanes: Option<u16>,
 ) -> Option<Class> {
     let points = geometry.points();
-    if class.inner_rank != 1 || points <= WARP_POINTS {
+    if class.inner_rank != 1 || points <= WARP_POINTS || body.has_places() {
         return None;
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
@@ -72,7 +72,8 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &I
     let elements = Elements { held: Held::of(body, &class, false)?, points, vector };
     let bytes = elements.held.bytes_of_a_point(body, class.vector);
     let shared = elements.in_shared_memory(bytes, iteration.shared_memory_bytes);
-    let streamed = || streamed::of(body, geometry, &class, iteration, &elements.held);
+    let streamed =
+        || streamed::of(body, geometry, &class, iteration, &elements.held).filter(|_| !body.has_places());
     let alone = || elements.threads(bytes).map(of);
     match shared {
         Some(shared) => {
@@ -118,7 +119,8 @@ fn in_vectors(body: &Body, geometry: &Geometry, class: Class, iteration: &Iterat
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
     let class = Class { vector: vector(body, geometry, &class, iteration.alignment_bytes), ..class };
-    let class = shifted(body, geometry, &class, iteration.alignment_bytes).unwrap_or(class);
+    let shifted = shifted(body, geometry, &class, iteration.alignment_bytes);
+    let class = shifted.filter(|_| !body.has_places()).unwrap_or(class);
     let more = if class.shifted { u64::from(class.vector) - 1 } else { 0 };
     Some((class, points + more))
 }

@@ -36,39 +36,38 @@ fn checked<'b>(b: &'b BodyBuilder, index: Value<'b>, extent: Value<'b>) -> Value
     fits
 }
 
-/// The rows of a weight at indices. Rows: index, feature. Inputs: the weight (gathered), the indices.
-pub static EMBEDDING: LoopOp = indexing(
-    "embedding",
-    "The rows of a weight at indices; NaN where an index is out of range.",
-    2,
-    &["embeddings", "features"],
-    |b, signature| {
-        let weight = b.gathered_input(signature.inputs[0]);
-        let index = b.input(DType::I64);
-        let [embeddings, features] = [0; 2].map(|_| scalar(b, DType::I64));
-        let place = index * features + b.index(Dimension::Row(1));
-        let value = b.gather(weight, place, checked(b, index, embeddings), Scalar::F64(f64::NAN));
-        b.output(value, signature.outputs[0], OutputPlace::Row);
-    },
-);
-
 /// The elements at indices of one dimension. Rows: outer, index number, inner. Inputs: a contiguous source (outer, extent,
-/// inner), gathered; the indices.
+/// inner), gathered; the indices; and the source at index 0.
 pub static GATHER: LoopOp = indexing(
     "gather",
     "The elements at indices of one dimension; NaN where an index is out of range.",
-    2,
+    3,
     &["extent", "inner"],
-    |b, signature| {
-        let source = b.gathered_input(signature.inputs[0]);
-        let index = b.input(DType::I64);
-        let [extent, inner] = [0; 2].map(|_| scalar(b, DType::I64));
-        let [outer, column] = [0, 2].map(|dimension| b.index(Dimension::Row(dimension)));
-        let place = (outer * extent + index) * inner + column;
-        let value = b.gather(source, place, checked(b, index, extent), Scalar::F64(f64::NAN));
-        b.output(value, signature.outputs[0], OutputPlace::Row);
-    },
+    |b, signature| at_indices(b, signature, checked),
 );
+
+/// [`GATHER`] for indices that other launches report: without a report, so that the loop may wait and be fused.
+pub static GATHER_REPORTED: LoopOp = indexing(
+    "gather_reported",
+    "The elements at indices of one dimension that were reported elsewhere; NaN where an index is out of range.",
+    3,
+    &["extent", "inner"],
+    |b, signature| at_indices(b, signature, |_, index, extent| in_range(index, extent)),
+);
+
+/// Writes the elements of a gathered source (outer, extent, inner) at indices.
+fn at_indices(
+    b: &BodyBuilder,
+    signature: &Signature,
+    fits: for<'b> fn(&'b BodyBuilder, Value<'b>, Value<'b>) -> Value<'b>,
+) {
+    let source = b.gathered_input(signature.inputs[0]);
+    let index = b.input(DType::I64);
+    let [extent, inner] = [0; 2].map(|_| scalar(b, DType::I64));
+    let place = b.place(signature.inputs[0]) + index * inner;
+    let value = b.gather(source, place, fits(b, index, extent), Scalar::F64(f64::NAN));
+    b.output(value, signature.outputs[0], OutputPlace::Row);
+}
 
 /// The elements of one dimension in reverse order. Rows: outer, place, inner. Input: a contiguous source of these extents, gathered.
 pub static REVERSE: LoopOp = indexing(

@@ -276,6 +276,11 @@ fn least_bytes() -> u64 {
     RECOMPUTED.get().or(Environment::get().recompute_bytes).unwrap_or(LEAST_BYTES)
 }
 
+/// Returns whether a result has so many bytes that it is worthwhile to compute it later, or again.
+pub(crate) fn is_large(bytes: u64) -> bool {
+    bytes >= least_bytes()
+}
+
 /// Returns whether a forward pass is recorded in a compiled region of this thread.
 fn is_recorded() -> bool {
     is_on() && !is_backward()

@@ -21,6 +21,7 @@
 mod again;
 mod explain;
 mod flush;
+mod gathered;
 mod launches;
 mod taken;
 mod window;
@@ -35,8 +36,9 @@ use thalweg_runtime::{
 
 use crate::storage::{Promise, Storage};
 
-pub(crate) use self::again::set_recomputed;
+pub(crate) use self::again::{is_large, set_recomputed};
 use self::flush::End;
+pub(crate) use self::gathered::GatheredRows;
 pub(crate) use self::launches::SharedLaunch;
 use self::taken::Taken;
 pub(crate) use self::window::Deferral;

@@ -7,7 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_graph::Operand;
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_ops::lower::LaunchNumbers;
+use thalweg_ops::lower::{LaunchNumbers, LoopLaunch};
 
 use thalweg_runtime::{Access, Buffer, DevicePointer, Label, Stream};
 
@@ -121,7 +121,7 @@ struct Waiters {
     again: usize,
     /// The number of loops, which are the last ones, that have not waited while a command of another kind was queued.
     fresh: usize,
-    /// The number of commands before which nothing but such loops waited.
+    /// The number of commands so far, before which loops waited.
     commands: u32,
 }
 
@@ -202,6 +202,32 @@ impl Window {
     /// Returns whether the loops that wait are of another stream.
     pub fn is_of_another_stream(&self, stream: &Stream) -> bool {
         self.waiters().stream.as_ref().is_some_and(|own| own != stream)
+    }
+
+    /// Returns the bytes of what a loop of a kind reads that is the only one to use a storage, if nothing but waiting loops holds
+    /// its first input: [`take_gather`](Self::take_gather) then needs a storage of this size for it.
+    pub(super) fn forgotten_table(
+        &self,
+        storage: &Storage,
+        is_gather: impl Fn(&LoopLaunch) -> bool,
+    ) -> Option<u64> {
+        let waiters = self.waiters();
+        let waiting = &waiters.loops[waiters.gather(storage, is_gather)?];
+        match &waiters.memories[waiting.inputs[0].memory as usize].as_ref()?.known {
+            Known::Pending { storage, bytes } if storage.strong_count() == 0 => Some(*bytes),
+            _ => None,
+        }
+    }
+
+    /// Takes back a loop of a kind that is the only one to use a storage, which it writes, if no later loop writes what it reads. `table`
+    /// becomes the storage of its first input if nothing else holds that.
+    pub(super) fn take_gather(
+        &self,
+        storage: &Storage,
+        is_gather: impl Fn(&LoopLaunch) -> bool,
+        table: Option<Arc<Storage>>,
+    ) -> Option<Deferral> {
+        self.waiters().take_gather(storage, is_gather, table)
     }
 
     /// Takes the loops that must run before the address of a storage is read. If they compute again what was forgotten, loops of other
@@ -352,14 +378,11 @@ impl Waiters {
         families
     }
 
-    /// Returns whether families that hold too much memory are looked for: loops that compute something again hold little that nothing else
-    /// holds, and are looked at once in eight commands.
+    /// Returns whether families that hold too much memory are looked for: before the first command after a loop was added, and once in
+    /// eight commands, since memory may have no other holder any more.
     fn looks_for_greedy(&mut self) -> bool {
-        if self.loops.len() > self.again {
-            return true;
-        }
         self.commands = self.commands.wrapping_add(1);
-        self.commands.is_multiple_of(8)
+        self.loops.len() > self.again && self.fresh > 0 || self.commands.is_multiple_of(8)
     }
 
     /// Returns the families that hold more than [`MOST_MEMORY`] times the bytes of their results that nothing else holds.
@@ -381,6 +404,86 @@ impl Waiters {
             }
         }
         needs.into_iter().filter(|(_, need)| *need > 0).map(|(family, _)| family)
+    }
+
+    /// Returns the number of the loop of a kind that writes a storage, if no other loop uses that, and no later one writes what it reads.
+    fn gather(&self, storage: &Storage, is_gather: impl Fn(&LoopLaunch) -> bool) -> Option<usize> {
+        let &result = self.places.get(&std::ptr::from_ref(storage).addr())?;
+        let writes =
+            |waiting: &Waiting, memory: u32| waiting.outputs.iter().any(|output| output.memory == memory);
+        let number = self.loops.iter().position(|waiting| writes(waiting, result))?;
+        let waiting = &self.loops[number];
+        let is_written_later =
+            |read: &Operand| self.loops[number + 1..].iter().any(|later| writes(later, read.memory));
+        let is_alone = self.memories[result as usize].as_ref()?.operands == 1;
+        let is_wanted = is_alone && is_gather(&waiting.launch.launch) && !waiting.is_again;
+        (is_wanted && !waiting.inputs.iter().any(is_written_later)).then_some(number)
+    }
+
+    fn take_gather(
+        &mut self,
+        storage: &Storage,
+        is_gather: impl Fn(&LoopLaunch) -> bool,
+        table: Option<Arc<Storage>>,
+    ) -> Option<Deferral> {
+        let number = self.gather(storage, is_gather)?;
+        let waiting = &self.loops[number];
+        let (result, of_table) = (waiting.outputs[0].memory, waiting.inputs[0].memory);
+        if let (Some(table), Some(used)) = (&table, &mut self.memories[of_table as usize])
+            && let Known::Pending { storage, .. } = &mut used.known
+        {
+            *storage = Arc::downgrade(table);
+            self.places.remove(&used.address);
+            used.address = Arc::as_ptr(table).addr();
+            self.places.insert(used.address, of_table);
+        }
+        let place = |operand: &Operand| {
+            let storage = match &self.memories[operand.memory as usize].as_ref()?.known {
+                Known::Existing { holder, .. } => Arc::clone(holder.as_ref()?.storage()),
+                Known::Pending { storage, .. } => storage.upgrade()?,
+            };
+            Some((storage, operand.offset))
+        };
+        let deferral = Deferral {
+            launch: Arc::clone(&waiting.launch),
+            numbers: waiting.numbers.clone(),
+            read: waiting.inputs.iter().map(place).collect::<Option<_>>()?,
+            written: waiting.outputs.iter().map(place).collect::<Option<_>>()?,
+            stream: self.stream.clone()?,
+            label: waiting.label,
+        };
+        let waiting = self.loops.remove(number);
+        self.fresh -= usize::from(!waiting.has_let_pass);
+        // The result may represent the family.
+        let of_family =
+            |(memory, used): (u32, &Used)| (memory != result && used.family == result).then_some(memory);
+        let heir = self.all().find_map(of_family).unwrap_or(result);
+        self.memories
+            .iter_mut()
+            .flatten()
+            .filter(|used| used.family == result)
+            .for_each(|used| used.family = heir);
+        for operand in waiting.inputs.iter().chain(&waiting.outputs) {
+            if let Some(used) = &mut self.memories[operand.memory as usize] {
+                used.operands -= 1;
+                self.drop_unused(operand.memory);
+            }
+        }
+        if self.loops.is_empty() {
+            (self.stream, self.longest) = (None, 0);
+        }
+        Some(deferral)
+    }
+
+    /// Gives back the number of a memory that no waiting loop uses.
+    fn drop_unused(&mut self, memory: u32) {
+        let slot = &mut self.memories[memory as usize];
+        let Some(used) = slot.take_if(|used| used.operands == 0) else { return };
+        if let Known::Existing { pointer, .. } = &used.known {
+            self.ranges.remove(&(pointer.address(), memory));
+        }
+        self.places.remove(&used.address);
+        self.unused.push(memory);
     }
 
     /// Takes the loops of the families that are wanted, in their order. The others remain, in theirs.

@@ -5,7 +5,6 @@ use std::slice::from_ref;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Shape};
-use thalweg_kernels::gather::GatherRows;
 use thalweg_kernels::scatter::atomic::ScatterAtomic;
 use thalweg_kernels::scatter::few::ScatterFew;
 use thalweg_kernels::scatter::last::LastIndices;
@@ -16,10 +15,11 @@ use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::sort::SortIndices;
 use thalweg_ops::Placement;
-use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_CHECK, INDEX_COPY};
+use thalweg_ops::structured::{GATHER, GATHER_REPORTED, INDEX_CHECK, INDEX_COPY};
 use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::deferred::{self, GatheredRows};
 use crate::destination::for_kernel_over;
 use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Argument, Arguments, Call, built_in, call};
@@ -46,21 +46,10 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let ([embeddings, features], indices) = sizes(&weight, call.tensors[1])?;
     let shape: Shape = call.tensors[1].shape().iter().copied().chain([features]).collect();
     let result = call.new_result(&shape, weight.dtype())?;
-    let placements =
-        [Placement::Gathered(weight.elements() as u64), strided(&[1, 0], &[]), strided(&[features, 1], &[])];
     let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(0));
-    let sizes = [1, embeddings, indices.elements(), features];
-    if copy_rows(&weight, (&indices, 1), &result, sizes, call.label)? {
-        return Ok(SmallVec::from_elem(result, 1));
-    }
-    launch_placed(
-        &EMBEDDING,
-        (&[indices.elements(), features], &[]),
-        (&[&weight, &indices], from_ref(&result)),
-        placements.into_iter().collect(),
-        &[embeddings as u64, features as u64],
-        call.label,
-    )?;
+    let count = indices.elements();
+    let index = indices.reshape(&[1, count, 1])?.expand(&[1, count, features])?;
+    gather_into((&weight, &index), &result, [1, embeddings, count, features], call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -132,17 +121,10 @@ fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 
 pub(crate) fn index_check(call: &Call<'_>) -> Result<Tensors> {
     let index = call.tensor(0);
     refuse_if!(index.dtype() != DType::I64, "the indices are {}, not int64", index.dtype());
-    let result = call.new_empty(&[1], DType::I64)?;
-    if index.elements() > 0 {
-        launch_placed(
-            &INDEX_CHECK,
-            (index.shape(), &[]),
-            (&[index], from_ref(&result)),
-            [strided(index.layout().strides(), &[]), Placement::Gathered(1)].into_iter().collect(),
-            &[call.int(1) as u64, call.int(2) as u64],
-            call.label,
-        )?;
-    }
+    let result = match index.elements() {
+        0 => call.new_empty(&[1], DType::I64)?,
+        _ => check_indices(index, [call.int(1) as u64, call.int(2) as u64], call.label)?,
+    };
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -152,52 +134,62 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     let [_, extent, inner] = three(&source)?;
     let rows = check_index(three(&source)?, index)?;
     let result = call.new_result(&rows, source.dtype())?;
-    let stride = stride_of_rows(index);
-    let sizes = [rows[0], extent, rows[1], inner];
-    let is_copied = match stride {
-        Some(stride) => copy_rows(&source, (index, stride), &result, sizes, call.label)?,
-        None => false,
-    };
-    if result.elements() > 0 && !is_copied {
-        let placements = [
-            Placement::Gathered(source.elements() as u64),
-            strided(index.layout().strides(), &[]),
-            strided(result.layout().strides(), &[]),
-        ];
-        launch_placed(
-            &GATHER,
-            (&rows, &[]),
-            (&[&source, index], from_ref(&result)),
-            placements.into_iter().collect(),
-            &[extent as u64, inner as u64],
-            call.label,
-        )?;
-    }
+    gather_into((&source, index), &result, [rows[0], extent, rows[1], inner], call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
-/// Copies the rows of a contiguous (outer, extent, inner) at a list of indices with this stride, to (outer, count, inner).
-/// Returns false if the rows do not consist of complete vectors.
-fn copy_rows(
-    source: &Tensor,
-    (index, index_stride): (&Tensor, u64),
+/// Returns whether a loop that gathers a result may wait, for which another kernel checks the indices.
+fn may_wait(result: &Tensor) -> bool {
+    deferred::is_on() && deferred::is_large((result.elements() * result.dtype().size_bytes()) as u64)
+}
+
+/// Gathers the elements of a contiguous source (outer, extent, inner) at indices (outer, count, inner), by a loop that may wait if the
+/// result is large.
+fn gather_into(
+    (source, index): (&Tensor, &Tensor),
     result: &Tensor,
-    sizes: [usize; 4],
+    [outer, extent, count, inner]: [usize; 4],
     label: Label,
-) -> Result<bool> {
-    let [outer, extent, count, inner] = sizes.map(|size| size as u64);
-    let row_bytes = inner * source.dtype().size_bytes() as u64;
-    let Some(fill) = GatherRows::fill_of(source.dtype()) else { return Ok(false) };
-    if extent == 0
-        || result.elements() == 0
-        || !GatherRows::takes(row_bytes, [source, result].map(Tensor::pointer))
-    {
-        return Ok(false);
+) -> Result<()> {
+    if result.elements() == 0 {
+        return Ok(());
     }
-    let vectors = GatherRows::vectors_of(outer * count * row_bytes);
-    let kernel = GatherRows { sizes: [outer, extent, count, row_bytes], index_stride, fill, vectors };
-    launch(kernel, [source, index, result], label)?;
-    Ok(true)
+    let waits = may_wait(result);
+    if waits && OutOfRangeReport::is_wanted() {
+        let list = match stride_of_rows(index) {
+            Some(_) => index.narrow(0, 0, 1)?.narrow(2, 0, 1)?,
+            None => index.clone(),
+        };
+        check_indices(&list, [extent as u64, 0], label)?;
+    }
+    let placements = [
+        Placement::Gathered(source.elements() as u64),
+        strided(index.layout().strides(), &[]),
+        strided(&[extent * inner, 0, 1], &[]),
+        strided(&[count * inner, inner, 1], &[]),
+    ];
+    launch_placed(
+        if waits { &GATHER_REPORTED } else { &GATHER },
+        (&[outer, count, inner], &[]),
+        (&[source, index, source], from_ref(result)),
+        placements.into_iter().collect(),
+        &[extent as u64, inner as u64],
+        label,
+    )
+}
+
+/// Reports indices that are not from 0 on below the first number, and not the second.
+fn check_indices(index: &Tensor, numbers: [u64; 2], label: Label) -> Result<Tensor> {
+    let result = Tensor::empty_on(&[1], DType::I64, &index.device().current_stream(), label)?;
+    launch_placed(
+        &INDEX_CHECK,
+        (index.shape(), &[]),
+        (&[index], from_ref(&result)),
+        [strided(index.layout().strides(), &[]), Placement::Gathered(1)].into_iter().collect(),
+        &numbers,
+        label,
+    )?;
+    Ok(result)
 }
 
 /// Returns the stride of indices (outer, count, inner) if all elements of a row share an index.
@@ -311,7 +303,7 @@ impl Scatter<'_> {
             let result = self.begun(target, wide)?;
             match self.combine {
                 Combine::Replace => self.replaced_rows(sizes, stride, &source, &result)?,
-                _ => self.rows(sizes, stride, &source, &result)?,
+                _ => self.rows((sizes, stride), &source, &result, matches!(target, Target::Zeros(_)))?,
             }
             result
         } else if may_be_atomic {
@@ -371,19 +363,26 @@ impl Scatter<'_> {
         launch(kernel, [self.index, &last, source, result], self.label)
     }
 
-    /// Combines rows at one list of indices.
-    fn rows(&self, sizes: [u64; 4], stride: u64, source: &Tensor, result: &Tensor) -> Result<()> {
+    /// Combines rows at one list of indices with those of a result, which may be zeros.
+    fn rows(
+        &self,
+        (sizes, stride): ([u64; 4], u64),
+        source: &Tensor,
+        result: &Tensor,
+        from_zeros: bool,
+    ) -> Result<()> {
         let kernel = Segments {
             sizes,
             source_strides: strides(source),
             source_rows: sizes[2],
+            through_stride: 0,
             skipped: u64::MAX,
             combine: self.combine,
-            from_zeros: false,
+            from_zeros,
             is_later: false,
             dtype: source.dtype(),
         };
-        combine_rows(kernel, (self.index, stride), source, result, self.label)
+        combine_rows(kernel, (self.index, stride), source, result, (FEW_ROWS, self.label))
     }
 
     /// Returns the target, if it is not zeros, and a result for a kernel that reads it once.
@@ -446,25 +445,47 @@ impl Scatter<'_> {
     }
 }
 
-/// Combines rows with those of a result at a list of indices with this stride.
+/// Combines rows with those of a result at a list of indices with this stride. At most so many rows are combined by one launch.
 fn combine_rows(
     kernel: Segments,
     (index, stride): (&Tensor, u64),
     source: &Tensor,
     result: &Tensor,
-    label: Label,
+    (most, label): (u64, Label),
 ) -> Result<()> {
     let [_, limit, count, _] = kernel.sizes;
-    // The rows of a table are seldom all the same one.
-    let may_be_few = kernel.from_zeros || count <= FEW_ROWS;
-    if may_be_few && ScatterFew::are_few(kernel.sizes) || count.max(limit) > SortIndices::MOST {
+    if count <= most && ScatterFew::are_few(kernel.sizes) || count.max(limit) > SortIndices::MOST {
         let Segments { sizes, source_strides, skipped, combine, from_zeros, dtype, .. } = kernel;
         let few =
             ScatterFew { sizes, index_stride: stride, source_strides, skipped, combine, from_zeros, dtype };
         return launch(few, [index, source, result], label);
     }
     let (keys, order) = sorted((index, stride), [count, limit], label)?;
-    combine_sorted(kernel, [&keys, &order, source, result], label)
+    let is_numbered = |rows: &GatheredRows| rows.table.shape()[1] as u64 <= SortIndices::MOST;
+    let Some(GatheredRows { table, index: through }) = gathered_rows(source).filter(is_numbered) else {
+        return combine_sorted(kernel, [&keys, &order, source, result], None, label);
+    };
+    let [outer, extent, inner] = three(&table)?.map(|size| size as u64);
+    debug_assert_eq!(
+        [outer, inner],
+        [kernel.sizes[0], kernel.sizes[3]],
+        "rows that are gathered keep their size"
+    );
+    let kernel = Segments {
+        source_strides: strides(&table),
+        source_rows: extent,
+        through_stride: through.layout().strides()[0] as u64,
+        ..kernel
+    };
+    combine_sorted(kernel, [&keys, &order, &table, result], Some(&through), label)
+}
+
+/// Returns where the rows of a source come from, if they are not gathered yet.
+fn gathered_rows(source: &Tensor) -> Option<GatheredRows> {
+    match source.rank() {
+        2 => GatheredRows::of(&source.unsqueeze(0).ok()?),
+        _ => GatheredRows::of(source),
+    }
 }
 
 /// Returns indices with this stride in their order, and the place that each had (both 32 bits).
@@ -480,10 +501,11 @@ fn sorted(
 }
 
 /// Combines rows with those of a result: sorted keys (32 bits), the row of the source of each key (32 bits), the source, and the
-/// result.
+/// result. The rows may be read through a list.
 fn combine_sorted(
     mut kernel: Segments,
     [keys, order, source, result]: [&Tensor; 4],
+    mut through: Option<&Tensor>,
     label: Label,
 ) -> Result<()> {
     let stream = source.device().current_stream();
@@ -499,7 +521,7 @@ fn combine_sorted(
         let [keys_at, source_at, result_at] = [&keys, &source, result].map(Some);
         launch(
             kernel,
-            [keys_at, order.take().as_ref(), source_at, result_at, next_at[0], next_at[1]],
+            [keys_at, order.take().as_ref(), through.take(), source_at, result_at, next_at[0], next_at[1]],
             label,
         )?;
         let Some(next) = next else { return Ok(()) };
@@ -526,13 +548,15 @@ pub(crate) fn embedding_gradient(
         sizes: [1, rows, count, columns],
         source_strides: [count * columns, columns, 1],
         source_rows: count,
+        through_stride: 0,
         skipped: u64::try_from(padding).unwrap_or(u64::MAX),
         combine: Combine::Sum,
         from_zeros: true,
         is_later: false,
         dtype: sum.dtype(),
     };
-    combine_rows(kernel, (&indices, 1), &gradient, &sum, label)?;
+    // The rows of a table are seldom all the same one.
+    combine_rows(kernel, (&indices, 1), &gradient, &sum, (u64::MAX, label))?;
     Ok(sum)
 }
 

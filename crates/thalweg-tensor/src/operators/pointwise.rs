@@ -263,9 +263,15 @@ operators! {
                 true if bounds[0].to_f64().partial_cmp(&bounds[1].to_f64()).is_none_or(Ordering::is_gt) => {
                     with_numbers(call, &table::clamp, bounds)
                 }
-                true => with_numbers(call, &table::hardtanh_of, bounds),
+                true => with_numbers(call, bounded(call.tensor(0).dtype(), bounds), bounds),
                 false => with_numbers(call, &table::hardtanh_of, bounds.map(|bound| Scalar::I64(bound.to_i64()))),
             })
+        });
+    /// Returns self where it is positive, else self times negative_slope.
+    "leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"
+        fn leaky_relu(negative_slope: scalar) = Lowered(|call| {
+            let slope = call.scalar(1);
+            Ok(with_numbers(call, if slope.to_f64() >= 0.0 { &table::leaky_relu_rising } else { &table::leaky_relu_of }, [slope]))
         });
     /// Returns 0 where self is negative, 1 where it is positive, and the element of values where it is 0.
     "heaviside(Tensor self, Tensor values) -> Tensor"
@@ -465,6 +471,15 @@ fn clamp<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
     let compute = signature(lowered.operator, &lowered.tensors, &lowered.arguments)?.compute;
     lowered.arguments.scalars.iter().try_for_each(|&bound| convertible(bound, compute).map(drop))?;
     Ok(lowered)
+}
+
+/// Returns the loop of a clamp whose gradient at the bounds is 0. If the result shows where they were reached, it is kept, and not the input.
+fn bounded(dtype: DType, bounds: [Scalar; 2]) -> &'static LoopOp {
+    let is_exact = |bound: &Scalar| {
+        let bound = bound.to_f64();
+        with_dtype!(dtype, T => <T as Element>::from_f64(bound).to_f64() == bound)
+    };
+    if bounds.iter().all(is_exact) { &table::hardtanh_exact } else { &table::hardtanh_of }
 }
 
 fn gelu<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {

@@ -52,7 +52,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
     for name in ("add", "sub", "mul", "div", "maximum", "minimum"):
         case(name, getattr(torch, name), [normal(3, 4, dtype=dtype), normal(4, dtype=dtype)])
     case("pow", torch.pow, [positive(12, dtype=dtype), normal(12, dtype=dtype)])
-case("leaky_relu", lambda x: F.leaky_relu(x, 0.25), [normal(12)], negative_slope=0.25)
+case("leaky_relu_rising", lambda x: F.leaky_relu(x, 0.25), [normal(12)], negative_slope=0.25)
 case("clamp", lambda x: x.clamp(-0.5, 0.75), [normal(12)], min=-0.5, max=0.75)
 case("pow_scalar", lambda x: x ** 3.0, [normal(12)], exponent=3.0)
 case("lerp", lambda x, y: torch.lerp(x, y, 0.25), [normal(12), normal(12)], weight=0.25)

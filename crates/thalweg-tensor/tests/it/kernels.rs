@@ -56,7 +56,14 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
         let (row, rest) = all.split_at(rows.len());
         Placement::Strided { rows: row.into(), inner: if at_points { rest.into() } else { SmallVec::new() } }
     };
-    let inputs = body.inputs.iter().map(|input| match input.kind {
+    // The indices of what is gathered are the same for a row.
+    let is_of_rows = |number| body.has_places() && body.loads_input(number);
+    let inputs = body.inputs.iter().enumerate().map(|(number, input)| match input.kind {
+        thalweg_ir::InputKind::Strided if is_of_rows(number) => {
+            let mut rows = strides(rows, false);
+            *rows.last_mut().expect("it has rows") = 0;
+            Placement::Strided { rows, inner: SmallVec::new() }
+        }
         thalweg_ir::InputKind::Strided => strided(transposed, true),
         thalweg_ir::InputKind::Gathered => Placement::Gathered(1 << 20),
     });
@@ -109,9 +116,10 @@ fn named_spaces(operator: &LoopOp) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
         (Space::Coordinates, "arange" | "bernoulli") => {
             vec![(vec![100], vec![], false)]
         }
-        (Space::Coordinates, "embedding" | "nll_loss" | "nll_loss_weighted") => {
+        (Space::Coordinates, "nll_loss" | "nll_loss_weighted") => {
             vec![(vec![9, 4], vec![], false)]
         }
+        (Space::Coordinates, "gather" | "gather_reported") => vec![(vec![3, 5, 64], vec![], false)],
         (Space::Coordinates, "index_copy" | "stack3") => vec![(vec![3, 3, 4], vec![], false)],
         (Space::Coordinates, _) => vec![(vec![8, 3, 9, 9], vec![3, 3], false)],
     }
@@ -134,7 +142,8 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
             "nll_loss_weighted" => vec![dtype, DType::I64, dtype],
             "bernoulli" => vec![DType::I64; 2],
             "index_check" => vec![DType::I64],
-            "embedding" | "index_copy" => vec![dtype, DType::I64],
+            "index_copy" => vec![dtype, DType::I64],
+            "gather" | "gather_reported" => vec![dtype, DType::I64, dtype],
             "layer_norm_backward" => vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype],
             "layer_norm_backward_add" | "add_layer_norm_backward" => {
                 vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype, dtype]

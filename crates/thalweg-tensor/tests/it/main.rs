@@ -14,6 +14,7 @@ mod broadcast_gradients;
 mod channel_norms;
 mod checkpoint;
 mod compile;
+mod compile_gather;
 mod compile_order;
 mod compile_random;
 mod complex;
