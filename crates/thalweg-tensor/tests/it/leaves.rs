@@ -259,7 +259,7 @@ fn a_gradient_does_not_depend_on_an_input_that_is_no_factor_of_it() {
     ] {
         let sum = operate(&x, &y).unwrap().sum(&[], false).unwrap();
         let first =
-            gradients_with(from_ref(&sum), &[None], &[x.clone()], created).unwrap().remove(0).unwrap();
+            gradients_with(from_ref(&sum), &[None], from_ref(&x), created).unwrap().remove(0).unwrap();
         let sum = first.sum(&[], false).unwrap();
         let found = gradients(from_ref(&sum), &[None], &[x.clone(), y.clone()]).unwrap();
         assert!(found[0].is_none(), "{:?}", found[0]);
