@@ -206,3 +206,11 @@ def test_the_default_dtype_is_not_printed():
     finally:
         th.set_default_dtype(th.float32)
     assert ["dtype" in text for text in shown] == [False, True, False, True]
+
+
+def test_diagonals_of_sparse_matrices():
+    rows = th.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    made = th.sparse.spdiags(rows, th.tensor([-1, 2]), (4, 5)).to_dense()
+    assert made.tolist() == [[0, 0, 7, 0, 0], [1, 0, 0, 8, 0], [0, 2, 0, 0, 0], [0, 0, 3, 0, 0]]
+    former = th.sparse.FloatTensor(th.tensor([[0, 1], [2, 0]]), th.tensor([3.0, 4.0]), th.Size([2, 3]))
+    assert former.to_dense().tolist() == [[0, 0, 3], [4, 0, 0]]

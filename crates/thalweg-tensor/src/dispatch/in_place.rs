@@ -17,7 +17,6 @@ use super::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::destination::{First, Offer, are_same, offered};
 use crate::dtype_name::named;
-use crate::kernels::recorded_write::refusal_of_view;
 use crate::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
@@ -81,7 +80,7 @@ pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result
     }
     if is_grad_enabled()
         && target.requires_grad()
-        && let Some(why) = refusal_of_view(target)
+        && let Some(why) = target.refusal_of_view()
     {
         refuse!("{target:?} {why}");
     }

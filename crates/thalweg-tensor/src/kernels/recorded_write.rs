@@ -114,7 +114,7 @@ impl Recording {
         if !wanted || !target.dtype().is_differentiable() {
             return Ok(None);
         }
-        if let Some(why) = refusal_of_view(target) {
+        if let Some(why) = target.refusal_of_view() {
             return refused(&why);
         }
         // The base of a view does not require a gradient if the view was made from a leaf that is itself a view and does.
@@ -157,30 +157,6 @@ impl Recording {
         let node = Node::new(function, self.edges, 1, stream);
         self.whole.set_history(Edge { node, input: 0 });
     }
-}
-
-/// Returns PyTorch's message about a write to a view whose writes cannot be recorded: one of several views that one operator returned, or
-/// the result of a program's own function that shares the memory of an input. `None` for other tensors.
-pub(crate) fn refusal_of_view(target: &Tensor) -> Option<String> {
-    let view_of = target.0.autograd.view_of()?;
-    if !matches!(view_of, ViewOf::OneOfMany(_) | ViewOf::Function) {
-        return None;
-    }
-    let edge = target.gradient_edge();
-    let which = edge.as_ref().map_or_else(
-        || "A view".to_owned(),
-        |edge| format!("Output {} of {} is a view and", edge.place(), edge.node().title()),
-    );
-    let is_one_of_many = matches!(view_of, ViewOf::OneOfMany(_));
-    let why = if is_one_of_many || edge.is_some_and(|edge| edge.node().output_count() > 1) {
-        "This view is the output of a function that returns multiple views. Such functions do not allow the output views to be modified \
-         inplace. You should replace the inplace operation by an out-of-place one."
-    } else {
-        "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic to handle \
-         view+inplace would override the custom backward associated with the custom Function, leading to incorrect gradients. This \
-         behavior is forbidden. You can fix this by cloning the output of the custom Function."
-    };
-    Some(format!("cannot be written in place: {which} is being modified inplace. {why}"))
 }
 
 struct WriteBackward {
