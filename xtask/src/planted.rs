@@ -63,11 +63,11 @@ struct Place {
 /// Plant bugs in copies of the allocators and the runtime, one at a time, and look whether the simulated GPU catches each
 #[derive(Args)]
 pub struct PlantedArgs {
-    /// Plant only bugs with this in their names
+    /// Plant only bugs whose names contain this text
     filter: Option<String>,
 }
 
-/// Plants the bugs whose names have the filter in them, or all, and prints what became of them; `false` if one is not caught.
+/// Plants the bugs whose names contain the filter, or all of them, and prints whether each was caught; `false` if one was not.
 pub fn run(options: &PlantedArgs) -> Result<bool, String> {
     let filter = options.filter.as_deref();
     let root = crate::root();
@@ -194,7 +194,7 @@ fn write(path: &Path, bytes: &[u8], modified: SystemTime) -> std::io::Result<()>
     fs::File::options().append(true).open(path)?.set_modified(modified)
 }
 
-/// Returns a source with a switch at each of these places.
+/// Returns a source with a switch at each of these places, which turns the planted bug on.
 fn mutate(source: &str, places: &[(usize, &Bug, &Place)]) -> Result<String, String> {
     // The text without white space, and the offset of each byte.
     let kept: Vec<(usize, u8)> =

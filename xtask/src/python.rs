@@ -54,7 +54,7 @@ pub struct ThalwegWheelArgs {
     interpreter: InterpreterArgs,
 }
 
-/// Builds the extension module and runs the tests whose names have one of the filters, or all. Returns whether all passed.
+/// Builds the extension module and runs the tests whose names contain one of the filters, or all. Returns whether all passed.
 pub fn test(options: &TestArgs) -> Result<bool, String> {
     if options.interpreter.python.is_none() && !has_python() {
         println!(

@@ -25,7 +25,7 @@ pub struct Completions {
 Example:
   thalweg man ~/.local/share/man/man1 && man thalweg-memory-replay")]
 pub struct Man {
-    /// The folder of the pages, which is made if it is not there
+    /// The folder of the pages, which is created if it does not exist
     folder: PathBuf,
 }
 

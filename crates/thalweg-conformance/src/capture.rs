@@ -314,7 +314,7 @@ fn dependencies_are_replaced_and_added(fixture: &Fixture) -> CaseResult {
     equal(one.words()?, (1..9).collect(), "what the last node copied")
 }
 
-/// A diamond, walked back from its end while it is captured, and once it is a graph.
+/// Walks a diamond of nodes from its last node to its first, both during the capture and in the finished graph.
 fn nodes_know_their_predecessors(fixture: &Fixture) -> CaseResult {
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
@@ -439,7 +439,8 @@ fn other_streams_go_on(fixture: &Fixture) -> CaseResult {
     equal(fixture.driver.graph_describe(graph.handle)?.nodes.len(), 1, "the nodes of the captured stream")
 }
 
-/// Only blocking streams synchronise the default stream with their captures, and the trait makes none.
+/// Checks that the default stream can be used while another stream captures: only captures of blocking streams forbid it, and
+/// `Driver` creates none.
 fn the_default_stream_goes_on(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let default = driver.default_stream(fixture.device)?;

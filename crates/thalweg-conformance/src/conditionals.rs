@@ -304,7 +304,7 @@ fn bodies_have_copies_and_fills(fixture: &Fixture) -> CaseResult {
     equal(seen, vec![0, 21], "memory after a body that fills and copies")
 }
 
-/// A loop of `n` rounds that contains an if, which runs in all rounds but the last.
+/// Captures a loop of `n` rounds whose body contains a conditional node. The body of that node runs in all rounds but the last.
 fn bodies_have_conditional_nodes(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::While)?;
     let streams = [fixture.stream()?, fixture.stream()?, fixture.stream()?];

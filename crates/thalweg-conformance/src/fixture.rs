@@ -268,7 +268,7 @@ impl Gate {
         self.state.changed.notify_all();
     }
 
-    /// Lets the stream continue after a moment, from another thread; the flag is set just before.
+    /// Opens the gate after a short delay, from another thread. The thread sets the flag just before it does so.
     pub(super) fn open_soon(&self, flag: &Arc<std::sync::atomic::AtomicBool>) -> std::thread::JoinHandle<()> {
         let (gate, flag) = (Self { state: Arc::clone(&self.state) }, Arc::clone(flag));
         std::thread::spawn(move || {

@@ -60,7 +60,7 @@ attributes! {
     in_function
 }
 
-/// Lets what a function calls name the line of its caller.
+/// Makes errors in a function name the line of the function's caller.
 #[proc_macro_attribute]
 pub fn enter(_: TokenStream, function: TokenStream) -> TokenStream {
     with_body(function, |body| {

@@ -92,7 +92,7 @@ fn on_simulated(ranks: u32, count: u32) -> Result<Duration> {
     Ok(begin.elapsed())
 }
 
-/// A simulated machine whose events and collectives are done at once.
+/// A simulated machine whose events and collectives complete immediately.
 #[derive(Debug)]
 struct Nothing {
     inner: Arc<SimDriver>,

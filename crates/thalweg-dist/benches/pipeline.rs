@@ -117,7 +117,7 @@ fn tokens(options: &Options, seed: u64, device: &Device) -> Result<Tensor> {
     Tensor::from_slice(&values, &[rows, options.tokens], device)
 }
 
-/// The median time of a step with its optimizer, in milliseconds; and the computations of a step that was measured.
+/// Returns the median time of a step with its optimizer, in milliseconds; and the computations of a step that was measured.
 fn train(options: &Options, schedule: &Schedule, group: &ProcessGroup) -> Result<(f64, Timeline)> {
     let device = group.device();
     let stream = Stream::new(device)?;

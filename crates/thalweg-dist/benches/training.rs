@@ -99,7 +99,7 @@ impl<B: Module + Forward> Gpt2<B> {
         })
     }
 
-    /// The head shares the weights of the embedding.
+    /// Returns the loss; the head shares the weights of the embedding.
     fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
         let positions = self.positions.weight.narrow(0, 0, input.shape()[1])?;
         let mut x = self.tokens.forward(input)?.add(&positions)?;
@@ -194,7 +194,7 @@ fn report(name: &str, options: &Options, group: &ProcessGroup, ms: f64) {
     }
 }
 
-/// Says on stderr that a phase is over, and what memory the rank has then.
+/// Prints to standard error that a phase is over, with the memory that the rank has reserved.
 fn reached(options: &Options, group: &ProcessGroup, phase: &str) {
     if let Some(begin) = options.progress {
         let device = group.device();

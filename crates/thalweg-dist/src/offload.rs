@@ -117,7 +117,7 @@ impl Shared {
     }
 
     /// Waits until another copy out may start, and adds its event.
-    fn leaves(&self, left: &Arc<Event>) -> Result<()> {
+    fn wait_for_room(&self, left: &Arc<Event>) -> Result<()> {
         let oldest = {
             let mut state = self.state();
             state.leaving.push_back(left.clone());
@@ -153,7 +153,7 @@ impl Saved {
         }
         source.record_use(&shared.out);
         left.record(&shared.out)?;
-        shared.leaves(&left)?;
+        shared.wait_for_room(&left)?;
         let saved = Arc::new(Self { shared: shared.clone(), host, left, returned: Mutex::default() });
         shared.state().saved.push(Arc::downgrade(&saved));
         Ok(saved)

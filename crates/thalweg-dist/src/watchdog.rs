@@ -19,10 +19,10 @@ use crate::flight::Entry;
 use crate::group::GroupState;
 
 /// The time between two checks of the work, and of a store in the same process.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The time between two checks of a store in another process.
-const STORE_LOOK: Duration = Duration::from_secs(1);
+const STORE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The number of collectives that are checked together.
 const BATCH: usize = 32;
@@ -105,12 +105,14 @@ impl Drop for Submission<'_> {
 /// Waits until the watchdogs of the other ranks of a group, which publish periodically, have published their progress.
 pub(crate) fn wait_for_progress(group: &ProcessGroup) {
     if group.has_watchdog() {
-        std::thread::sleep(2 * if group.0.store.is_in_process() { LOOK } else { STORE_LOOK });
+        std::thread::sleep(
+            2 * if group.0.store.is_in_process() { CHECK_INTERVAL } else { STORE_CHECK_INTERVAL },
+        );
     }
 }
 
 /// A lock that each watchdog holds for reading during a check, and that the thread that ends the process takes and keeps.
-static LOOKS: RwLock<()> = RwLock::new(());
+static CHECKS: RwLock<()> = RwLock::new(());
 
 /// The time that the end of the process waits for watchdogs, which may be aborting a communicator.
 const EXIT_GRACE: Duration = Duration::from_secs(10);
@@ -119,7 +121,7 @@ const EXIT_GRACE: Duration = Duration::from_secs(10);
 fn exiting() {
     let begin = Instant::now();
     while begin.elapsed() < EXIT_GRACE {
-        match LOOKS.try_write() {
+        match CHECKS.try_write() {
             Some(guard) => return std::mem::forget(guard),
             None => std::thread::sleep(Duration::from_millis(1)),
         }
@@ -146,13 +148,13 @@ fn watch(group: &Weak<GroupState>) {
         let _ = driver.thread_exchange_capture_mode(CaptureMode::Relaxed);
     }
     loop {
-        std::thread::sleep(LOOK);
-        let _look = LOOKS.read();
+        std::thread::sleep(CHECK_INTERVAL);
+        let _look = CHECKS.read();
         let Some(group) = group.upgrade().map(ProcessGroup) else { return };
         if group.has_failed() {
             return;
         }
-        let reaches_store = group.0.store.is_in_process() || stored.elapsed() >= STORE_LOOK;
+        let reaches_store = group.0.store.is_in_process() || stored.elapsed() >= STORE_CHECK_INTERVAL;
         if reaches_store {
             stored = Instant::now();
             if let Some(last) = group.last_call().filter(|last| last.sequence > published) {

@@ -10,7 +10,7 @@ use crate::ProcessGroup;
 use crate::flight::Entry;
 
 /// The interval at which a wait with a limit polls.
-const LOOK: Duration = Duration::from_micros(200);
+const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// A collective that was submitted (`torch.distributed.Work`). It runs on the group's own stream: [`Work::wait`] makes the
 /// current stream wait for it. Dropping it has no effect.
@@ -79,7 +79,7 @@ impl Work {
                 );
                 return Err(Error::distributed(text).at(location));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
         self.group.check()
     }

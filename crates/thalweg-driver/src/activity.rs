@@ -68,7 +68,7 @@ pub struct Activities {
     pub dropped: u64,
 }
 
-/// A record of what runs on all devices of the process, between [`start`](Self::start) and [`stop`](Self::stop).
+/// A record of the work on all devices of the process, between [`start`](Self::start) and [`stop`](Self::stop).
 pub trait ActivityTracer: Send + Sync + fmt::Debug {
     /// Starts tracing. The first call may take seconds if kernels are loaded already, because the library instruments them.
     ///

@@ -276,7 +276,7 @@ macro_rules! calls { ($form:ident) => { $form! {
 
     // ---- Copies, fills, host functions ----------------------------------------------------------------------------
 
-    /// Copies between device memory and device or pinned memory, in stream order. Plain memory of another device than the
+    /// Copies between device memory and device or pinned memory, in stream order. Plain memory of a different device than the
     /// stream's may be copied with or without peer access; mapped memory only if `memory_set_access` gave the stream's
     /// device access.
     fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()>;

@@ -13,7 +13,7 @@ use thalweg_kernels::matmul::{Factor, Matmul};
 use thalweg_runtime::{Error, Result};
 use thalweg_runtime::{invalid, refuse};
 
-/// Defines settings: of each what it says, the functions that return and set it, and where it is stored with its default.
+/// Defines settings: for each its documentation, the functions that return and set it, and where it is stored with its default.
 macro_rules! settings {
     ($(
         $(#[doc = $meaning:literal])+

@@ -38,7 +38,7 @@ pub enum Refusal {
     Kind,
     /// Neither space embeds in the other.
     Spaces,
-    /// An element is read at another point than it is written.
+    /// An element is read at a different point than it is written.
     Places,
     /// The smaller loop would be computed again at every point, which is not cheap or leaves nowhere to write its results.
     Repeated,
@@ -60,7 +60,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Kind => "a loop of this kind is not fused",
-            Self::Spaces => "their points are different ones",
+            Self::Spaces => "their iteration spaces differ",
             Self::Places => "an element is read at another point than it is written",
             Self::Repeated => "one would be computed again at every point of the other",
             Self::Order => "a sum would be combined in another order",
@@ -140,14 +140,14 @@ struct Pair<'a> {
 enum Level {
     Points,
     Rows,
-    /// Some, so that it is repeated at others.
+    /// Some points only, so that the first loop would be computed again at the others.
     Repeated,
 }
 
 /// The inputs of two loops, together.
 struct Read<'p> {
     inputs: Vec<&'p Placed>,
-    /// Their dtypes and kinds.
+    /// The dtypes and kinds of the inputs.
     described: Vec<Input>,
     /// The source of each input of the second loop.
     sources: Vec<Source>,
@@ -164,7 +164,7 @@ struct Placed {
 }
 
 impl Placed {
-    /// Returns whether both are the same elements at the same points.
+    /// Returns whether both operands show the same elements at the same points.
     fn is_same(&self, other: &Self, extents: &[u64]) -> bool {
         let (Some(own), Some(others)) = (&self.strides, &other.strides) else { return false };
         let mut dimensions = extents.iter().zip(own.iter().zip(others));
@@ -293,7 +293,7 @@ impl Pair<'_> {
         Ok(self.assembled(&parts, (&read.inputs[..], &read.described[..]), &outputs, memories))
     }
 
-    /// Returns the inputs of both loops together, and what each input of the second one is.
+    /// Returns the inputs of the fused loop, and the source of each input of the second loop.
     fn read<'p>(
         &self,
         (first_inputs, first_outputs): (&'p [Placed], &[Placed]),
@@ -327,7 +327,7 @@ impl Pair<'_> {
         Ok(Read { inputs, described, sources })
     }
 
-    /// Checks that what is written over is not read at another point, and leaves out results that the second loop writes over.
+    /// Checks that memory which is overwritten is not read at another point, and leaves out results that the second loop overwrites.
     fn check_writes(
         &self,
         (first_inputs, first_outputs): (&[Placed], &[Placed]),
@@ -519,7 +519,7 @@ impl Hash {
     }
 }
 
-/// Returns the name of a fused loop: the names of its members, as far as 48 characters hold them.
+/// Returns the name of a fused loop: the names of its members, cut off after 48 characters.
 fn joined_name(first: &str, second: &str) -> String {
     let of = |name: &str| name.strip_prefix("fused_").unwrap_or(name).to_owned();
     let name = format!("{}_{}", of(first), of(second));
@@ -527,7 +527,7 @@ fn joined_name(first: &str, second: &str) -> String {
     format!("fused_{short}")
 }
 
-/// Keeps these inputs of a body, which are all that it reads.
+/// Removes the inputs of a body that it does not read, and renumbers the others.
 fn renumber_inputs(body: &mut Body, used: &[usize]) {
     body.inputs = used.iter().map(|&input| body.inputs[input]).collect();
     for node in &mut body.nodes {

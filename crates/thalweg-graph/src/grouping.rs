@@ -8,7 +8,7 @@ use crate::loops::Loop;
 use crate::machine::Machine;
 use crate::segment::{Lifetime, Segment, Touched};
 
-/// A pair of nodes that is not fused although the second one reads what the first one writes.
+/// A pair of nodes that is not fused although the second one reads a result of the first one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Apart {
     /// The first node.
@@ -110,7 +110,7 @@ impl Grouping<'_> {
         None
     }
 
-    /// Notes why two loops are not fused, if the second one reads what the first one writes.
+    /// Notes why two loops are not fused, if the second one reads a result of the first one.
     fn note(&mut self, first: usize, second: usize, reason: Refusal) {
         let (first, second) = (&self.loops[first], &self.loops[second]);
         let is_read =

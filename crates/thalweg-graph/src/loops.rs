@@ -11,7 +11,8 @@ use crate::embedding::Dim;
 use crate::machine::Machine;
 use crate::segment::{Memory, Node, Operand, Touched, dtypes, touched};
 
-/// The most primitives of a loop that is repeated at every point of another one, and of one that is a single point.
+/// The largest number of primitives of a loop that may be computed again at every point of another loop; and the same for a loop that
+/// has a single point.
 const CHEAP: usize = 6;
 const CHEAP_FOR_A_POINT: usize = 12;
 

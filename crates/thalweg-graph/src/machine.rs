@@ -1,4 +1,4 @@
-//! [`Machine`]: what plans depend on besides the segment.
+//! [`Machine`]: the properties of a device on which plans depend.
 
 /// The properties of a device that its plans depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

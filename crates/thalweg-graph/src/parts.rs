@@ -29,7 +29,7 @@ pub(crate) struct Divided {
     pub origins: Vec<u32>,
 }
 
-/// A dimension of a loop as three: those at a larger distance, the one that is cut, and those within its steps.
+/// A division of one dimension of a loop into three nested ones: the outer one, the one that is cut into parts, and the inner one.
 #[derive(Clone, Debug)]
 struct Cut {
     /// The number of the row dimension.
@@ -41,7 +41,7 @@ struct Cut {
     places: SmallVec<[u64; 4]>,
 }
 
-/// Steps of one size through a memory, as many as an operand makes in a row.
+/// A sequence of elements in a memory at equal distances.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     /// The distance from a step to the next, and from the first of some steps to the first of the following ones, in elements.
@@ -50,7 +50,7 @@ struct Range {
     count: u64,
 }
 
-/// A node of the segment, or a part of one.
+/// A node of the segment, or a part of a node.
 struct Piece {
     origin: u32,
     node: Node,
@@ -128,7 +128,7 @@ pub(crate) fn divided(segment: &Segment, live: &[u32]) -> Option<Divided> {
     Some(Divided { live: crate::grouping::live(&segment), segment, origins })
 }
 
-/// Returns whether a loop computes every point by itself, from operands that follow its points.
+/// Returns whether a loop computes each point independently of others, from operands that it reads and writes point by point.
 fn is_divisible(launch: &LoopLaunch) -> bool {
     let body = &launch.body;
     body.reductions.is_empty()

@@ -1,4 +1,4 @@
-//! [`Program`]: what a segment runs.
+//! [`Program`]: the launches that compute a segment.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ pub struct Program {
     pub placed: Vec<(u32, u64)>,
     /// The size of the arena in bytes.
     pub arena_bytes: u64,
-    /// The pairs of nodes that are not fused although the second one reads what the first one writes.
+    /// The pairs of nodes that are not fused although the second one reads a result of the first one.
     pub apart: Vec<Apart>,
     /// The pairs of nodes of which the second one is left out, since the first one computes the same.
     pub twins: Vec<(u32, u32)>,

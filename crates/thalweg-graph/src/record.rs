@@ -6,7 +6,7 @@ use crate::program::{Program, Step};
 use crate::segment::{Lifetime, Segment};
 
 impl Program {
-    /// Returns one JSON object: the nodes by their names, the steps with the memory that they read and write, the pairs that are not
+    /// Returns one JSON object: the nodes by name, the steps with the memory that they read and write, the pairs that are not
     /// fused, and the memory with its places. `end` says what the segment ended before.
     pub fn record(&self, segment: &Segment, names: &[String], end: &str) -> String {
         let lists = |each: &mut dyn Iterator<Item = String>| each.collect::<Vec<_>>().join(",");

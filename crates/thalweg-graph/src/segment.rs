@@ -68,8 +68,8 @@ pub(crate) struct Touched {
     pub end: u64,
     /// The bytes of the elements.
     pub bytes: u64,
-    /// The parts of lines in which all elements are, for two lengths of lines: the shortest and the longest. Both are the same if there is
-    /// one; a length of 0 stands for none.
+    /// The parts of lines that contain all elements, for the shortest and the longest possible length of a line. Both entries are the
+    /// same if only one length is possible; a length of 0 means none.
     lines: [Line; 2],
 }
 
@@ -90,7 +90,8 @@ impl Line {
 }
 
 impl Touched {
-    /// Returns whether two ranges have a byte in common. Ranges that do may still be said to have one.
+    /// Returns whether two ranges may have a byte in common. It never returns `false` for ranges that do, but may return `true` for
+    /// ranges that do not.
     pub fn overlaps(&self, other: &Self) -> bool {
         let are_apart =
             || self.lines.iter().any(|line| other.lines.iter().any(|others| line.is_apart(others)));

@@ -1,4 +1,4 @@
-//! Common subexpressions: a node that computes what an earlier one did is left out, and what reads it reads the earlier result.
+//! Common subexpressions: a node that repeats the computation of an earlier one is left out, and its readers read the earlier result.
 
 use smallvec::SmallVec;
 

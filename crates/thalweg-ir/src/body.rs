@@ -231,7 +231,7 @@ pub enum Node {
     /// [`philox::word`](crate::philox::word). The operands are i64 and are read as u64. Equal operands always result in the same
     /// word.
     Random(ExprId, ExprId, ExprId),
-    /// The operand itself, without a gradient through it: for the shift of a softmax, whose gradient is 0 by algebra.
+    /// The operand itself, without a gradient through it. Used for the shift of a softmax, which does not change the result.
     Detach(ExprId),
 }
 
@@ -307,12 +307,12 @@ pub struct Output {
     pub dtype: DType,
     /// Whether the output is written once per row or once per point.
     pub place: OutputPlace,
-    /// The computed place, if the output is not written at its own place of the row: only for [`OutputPlace::Row`].
+    /// The computed position of an output that is not written at its own position in the row: only for [`OutputPlace::Row`].
     pub scatter: Option<Scatter>,
 }
 
-/// The computed place of an output: the counterpart of [`Node::Gather`]. Such an output is contiguous; elements that no row
-/// writes keep their values. Two rows that write one place are a race: a body must rule it out.
+/// The computed position of an output: the counterpart of [`Node::Gather`]. Such an output is contiguous, and elements that no row
+/// writes keep their values. If two rows write one position, that is a race, which the body must rule out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scatter {
     /// The place (i64), an offset in elements from the output's first element. A place outside `0..elements` is a fault on the
@@ -400,7 +400,7 @@ impl Body {
         coarse
     }
 
-    /// Returns whether an expression is one plus an exponential: at least one, and perhaps infinite.
+    /// Returns whether an expression is one plus an exponential, so that its value is at least one, and perhaps infinite.
     pub fn is_one_and_exponential(&self, id: ExprId) -> bool {
         let node = |id: ExprId| self.nodes[id.index()];
         let is_one = |id| matches!(node(id), Node::Constant(number) if number.to_f64() == 1.0);

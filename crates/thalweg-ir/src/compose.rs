@@ -78,7 +78,7 @@ struct Copy<'c, 'b> {
     builder: &'b BodyBuilder,
     /// The reductions of the composition so far.
     reductions: &'c mut Vec<Reduction>,
-    /// The outputs of the first body, as memory would hold them.
+    /// The outputs of the first body, rounded as they would be in memory.
     outputs: &'c [ExprId],
     /// The number of scalars of the first body, if this is the second.
     slots: u16,
@@ -127,7 +127,7 @@ impl<'b> Copy<'_, 'b> {
         self.builder.node(node, dtype)
     }
 
-    /// Returns the number of a reduction, which is added unless there is an equal one.
+    /// Returns the index of a reduction, which is added unless there is an equal one.
     fn reduction(&mut self, reduction: Reduction) -> u16 {
         let known = self.reductions.iter().position(|other| *other == reduction);
         known.unwrap_or_else(|| {

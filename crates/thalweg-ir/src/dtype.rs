@@ -191,8 +191,8 @@ macro_rules! define_dtypes {
                 }
             }
 
-            /// Returns the integer type that a float is converted to on the way to this type, so that the low bits of a number
-            /// beyond a narrow type remain, as in PyTorch; the type itself for all others.
+            /// Returns the integer type through which a float is converted to this type, so that the low bits of a number beyond a
+            /// narrow type's range are kept, as in PyTorch; the type itself for all others.
             pub const fn from_float(self) -> Self {
                 match self {
                     Self::U8 => Self::I64,

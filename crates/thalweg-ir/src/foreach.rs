@@ -29,11 +29,11 @@ pub const CHUNK: u64 = 2048;
 /// The part of an input that a tensor of a list takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ForeachOperand {
-    /// As many elements as the tensor has, contiguous, its own.
+    /// The elements of the tensor: as many as the tensor has, contiguous, separate for each tensor.
     Elements,
-    /// One element per tensor (its number of steps).
+    /// One element per tensor (such as its number of steps).
     PerTensor,
-    /// One element, the same for all tensors (a learning rate).
+    /// One element for all tensors (such as a learning rate).
     Shared,
 }
 
@@ -87,7 +87,7 @@ impl ForeachKernel {
         self.operands[input] == ForeachOperand::Shared
     }
 
-    /// Returns the inputs that each tensor has for itself, by their numbers.
+    /// Returns the indices of the inputs that are separate for each tensor.
     pub fn listed(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.operands.len()).filter(|&input| !self.is_shared(input))
     }

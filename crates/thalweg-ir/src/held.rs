@@ -15,11 +15,12 @@ use crate::body::{Binary, Node, OutputPlace, Unary};
 use crate::online::{Picked, is_one_value, picked};
 use crate::{Body, Class, ExprId};
 
-/// The most threads of a block that keep values. A multiprocessor has 65,536 registers, so that each thread of two blocks of 512
-/// threads has 64. With values only one block would fit, and no work would be in flight while its threads wait for each other.
+/// The most threads of a block that keep computed values. A multiprocessor has 65,536 registers, so that each thread of two blocks of
+/// 512 threads has 64. If larger blocks kept values, only one block would fit, and no work would be in progress while its threads
+/// wait for each other.
 pub const MOST_THREADS_WITH_VALUES: u32 = 256;
 
-/// Bytes of registers of a thread that keep elements of a row. The same amount is left for computing with them.
+/// The bytes of registers per thread that keep elements of a row. As much again is left for computing with them.
 pub const BYTES_OF_A_THREAD: usize = 128;
 
 /// The most bytes of registers that a thread uses to keep everything that later passes need: in two blocks of
@@ -108,7 +109,7 @@ impl Held {
         Some(held)
     }
 
-    /// Returns which inputs a thread of this class keeps; for a class that is not yet planned, all that are worth keeping.
+    /// Returns the inputs that a thread of this class keeps; for a class that is not planned yet, all inputs that are worth keeping.
     fn kept_inputs(&self, body: &Body, class: &Class) -> Vec<bool> {
         let points = usize::from(class.held - class.shared) * usize::from(class.vector);
         let is_large = class.held > 0 && class.threads_of_a_row() > MOST_THREADS_WITH_VALUES;
@@ -132,7 +133,7 @@ impl Held {
         Some((self.loads.iter().position(needs)?, self.loads.iter().rposition(needs)?))
     }
 
-    /// Returns the picked reductions whose place is known from this pass on.
+    /// Returns the picked reductions whose position is known from this pass on.
     pub(crate) fn places_of<'h>(
         &'h self,
         body: &'h Body,
@@ -176,8 +177,8 @@ fn bytes_of_an_element(body: &Body, input: usize, vector: u8) -> usize {
     if vector == 1 { bytes.max(4) } else { bytes }
 }
 
-/// The most operations that compute a value again instead of keeping it in a register: with fewer registers, more rows are in
-/// flight.
+/// The most operations for which a value is computed again instead of being kept in a register: with fewer registers, more rows are
+/// in progress.
 const CHEAP: usize = 4;
 
 /// Returns whether a value follows from elements, coordinates and values of the row by few operations of one instruction each.

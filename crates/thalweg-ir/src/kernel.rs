@@ -56,16 +56,15 @@ pub struct Class {
     /// held row has at most lanes · held points, a multiple of [`vector`](Class::vector), in one inner dimension, and every
     /// operand's inner stride is 1, or 0 for the inputs of [`repeated`](Class::repeated). Not part of a reduction's order.
     pub held: u8,
-    /// The number of held vectors, the last ones, that a thread keeps in shared memory because registers are full. They belong to
-    /// the only input that is kept.
+    /// The number of held vectors (the last ones) that a thread keeps in shared memory because registers are full. They belong to the
+    /// only input that is kept.
     pub shared: u8,
     /// The division of rows that are [`held`](Class::held) in the shared memory of a cluster of blocks rather than in registers;
     /// `None` elsewhere.
     pub streamed: Option<Streamed>,
-    /// Whether a row is read once, front to back, and its sum of exponentials follows its greatest value so far
-    /// ([`Online`](crate::online::Online)). The sum is scaled again whenever the greatest value grows; this is not an order of
-    /// `lanes`, and the result differs from theirs by the rounding of exponentials. Rows are one inner dimension of vectors, like
-    /// held rows.
+    /// Whether a row is read once, front to back, while the sum of exponentials is kept relative to the greatest value so far
+    /// ([`Online`](crate::online::Online)). The sum is rescaled whenever the greatest value grows. This order is not one of `lanes`,
+    /// and its result differs from theirs by the rounding of exponentials. Rows are one inner dimension of vectors, like held rows.
     pub online: bool,
     /// Whether rows that are [`held`](Class::held) need not begin or end at a multiple of [`vector`](Class::vector): vectors begin
     /// at the last multiple at or before the row's first element, the *shift* of elements before it, and those outside of the row
@@ -91,8 +90,8 @@ pub struct Class {
 pub struct Streamed {
     /// The number of blocks of a cluster: 2, 4 or 8.
     pub cluster: u8,
-    /// The number of groups of threads of a block. Each has its own rows, so that one computes while another waits for the other
-    /// blocks.
+    /// The number of groups of threads in a block. Each group has its own rows, so that one computes while another waits for the
+    /// other blocks.
     pub groups: u8,
     /// The number of rows for which a group has memory.
     pub stages: u8,

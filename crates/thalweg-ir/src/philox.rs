@@ -15,8 +15,8 @@ pub fn block(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     block_of_rounds::<10>(counter, key)
 }
 
-/// Returns the block of a counter under a key, of another number of rounds. Seven are the fewest whose numbers pass the tests that
-/// those of ten pass.
+/// Returns the block of a counter under a key, with a different number of rounds. Seven is the smallest number of rounds whose
+/// results pass the statistical tests that ten rounds pass.
 #[inline(always)]
 pub fn block_of_rounds<const ROUNDS: usize>(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {

@@ -533,7 +533,7 @@ impl Sizes {
 mod tests {
     use super::*;
 
-    /// Numbers in −1 … 1 with a long period.
+    /// Returns numbers in −1 … 1 with a long period.
     fn numbers(count: usize, seed: usize) -> Vec<f32> {
         (0..count).map(|at| ((at * 7919 + seed * 104_729) % 2003) as f32 / 1001.0 - 1.0).collect()
     }

@@ -1,9 +1,9 @@
-// The definitions with which an editor, and a compiler that gets a kernel's file alone, read it: those of a kernel of float32, or, if the
-// file defines HALF, of bfloat16.
+// The definitions for an editor or a compiler that reads a kernel's file alone: those of a kernel of float32, or, if the file defines
+// HALF, of bfloat16.
 #pragma once
 #include "../../thalweg-ir/src/cuda/prelude.cuh"
 
-// Included files may have functions that a kernel does not call.
+// Included files may contain functions that a kernel does not call.
 #pragma nv_diag_suppress 177
 
 #define NAME kernel
@@ -20,6 +20,6 @@ typedef f32 Element;
 #define ELEMENT_NAME "f32"
 #endif
 
-// A unit has the instructions of these products, whose operands are printed.
+// A unit contains the instructions of these products, whose operands are printed by the generator.
 template <u32 COUNT> DEVICE void group_rows(f32 (&)[COUNT], u64, u64, u32) {}
 template <u32 COUNT> DEVICE void group_registers(f32 (&)[COUNT], u32, u32, u32, u32, u64) {}

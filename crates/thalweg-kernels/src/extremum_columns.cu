@@ -1,4 +1,5 @@
-// The places of the greatest or smallest elements of columns: first of parts of the columns, as ranked numbers, then of these.
+// The positions of the greatest or smallest elements of columns: first for parts of the columns, as ranked numbers, then over the
+// parts.
 #ifndef NAME
 #include "defaults.cuh"
 #define IS_PARTS 1
@@ -31,7 +32,8 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     const u64 begin = u64(blockIdx.y) * part, limit = begin + part;
     const u32 end = limit < x.length ? u32(limit) : length;
     const Element* const values = (const Element*)x.from + u64(blockIdx.z) * x.length * x.inner + column;
-    // The order of numbers with a sign, and the first of equals: a lane's rows come in order. A NaN is beyond all that follow.
+    // Numbers are ordered with their sign, and the first of equal ones is kept: a lane's rows come in order. A NaN is greater than
+    // all that follow.
     const f32 sign = smallest ? -1.0f : 1.0f;
     f32 best[WIDTH];
     u32 places[WIDTH];
@@ -66,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     }
     #pragma unroll
     for (u32 i = 0; i < WIDTH; ++i) {
-        // Side by side over the threads, not over a thread's columns, so that none waits for another's bank.
+        // Arranged by thread, not by column, so that no two threads use the same bank at once.
         shared[lane][i * 32 + threadIdx.x % 32] = any ? ranked(sign * best[i], places[i], smallest) : 0;
     }
     __syncthreads();

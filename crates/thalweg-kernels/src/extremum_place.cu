@@ -1,4 +1,4 @@
-// The place of the greatest or smallest element of each row.
+// The position of the greatest or smallest element of each row.
 #ifndef NAME
 #include "defaults.cuh"
 #endif
@@ -47,7 +47,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(512) NAME(const __grid_cons
     const u32 length = u32(x.length), own = blockIdx.x * 512 + threadIdx.x;
     const bool smallest = x.smallest != 0;
     const Element* const row = x.values + blockIdx.y * x.length;
-    // Elements in front of the first multiple of 16 bytes, and behind the last, are looked at one by one.
+    // Elements before the first multiple of 16 bytes and after the last one are compared one by one.
     const u32 before = u32((16 - u64(row) % 16) % 16 / sizeof(Element)), front = before < length ? before : length;
     const u32 count = (length - front) / WIDTH, back = front + count * WIDTH;
     u64 best = 0;

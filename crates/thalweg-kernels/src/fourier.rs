@@ -105,7 +105,7 @@ fn along(numbers: &mut [Number], sizes: &[usize], dimension: usize, sign: f64) {
     }
 }
 
-/// Transforms one array: the numbers as they are in memory, to those that are written.
+/// Transforms one array from the numbers that were read to those that are written.
 fn one(shape: &FourierShape, input: Vec<Number>) -> Vec<Number> {
     let sizes: Vec<usize> = shape.extents().iter().map(|&size| size as usize).collect();
     let (last, rank) = (sizes[sizes.len() - 1], sizes.len());

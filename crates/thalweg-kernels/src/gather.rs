@@ -10,7 +10,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Tell, native};
+use crate::native::{Accesses, NativeKernel, Placed, ReportIndex, native};
 use crate::operands::span;
 use crate::source::Source;
 use crate::threads::{ranges, share};
@@ -36,7 +36,7 @@ const BLOCK: u64 = 256;
 const VECTOR: u64 = 16;
 /// The most vectors of a thread.
 const VECTORS: u64 = 4;
-/// The number of vectors from which there are enough threads if each copies the most.
+/// The number of vectors from which a thread copies the most vectors, because there are enough threads even so.
 const MANY: u64 = 1 << 19;
 
 /// The operands of a launch: source, indices (i64), and the result.
@@ -121,7 +121,7 @@ impl NativeKernel for Placed<GatherRows, Operands> {
 /// The bytes per thread from which another thread saves time.
 const LEAST_BYTES: usize = 1 << 18;
 
-fn run_on_host(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {
+fn run_on_host(launch: &HostLaunch<'_>, report: &ReportIndex) -> Result<(), HostFault> {
     let (sizes, addresses, [slot]): (GatherRows, _, _) = arguments::unpack("gather_rows", launch)?;
     let [source, index, result]: [DevicePointer; 3] = addresses;
     let [outer, extent, count, row_bytes] = sizes.sizes;

@@ -57,7 +57,7 @@ mod source;
 pub mod special;
 pub mod threads;
 
-pub use native::{Accesses, Native, NativeKernel, Placed, Tell, Words};
+pub use native::{Accesses, Native, NativeKernel, Placed, ReportIndex, Words};
 pub use operands::{cells, slice, slice_mut};
 
 use thalweg_ir::DType;

@@ -29,7 +29,7 @@ static __device__ __forceinline__ Sum combined(const Sum a, const Sum b, const u
 
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments a) {
     __shared__ Sum warps[8];
-    // The last tensor that begins at this block or before.
+    // The last tensor that begins at or before this block.
     u32 tensor = 0;
     for (u32 end = u32(a.tensors); end - tensor > 1;) {
         const u32 middle = (tensor + end) / 2;

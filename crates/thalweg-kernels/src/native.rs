@@ -16,7 +16,7 @@ pub type Accesses = SmallVec<[Access; 8]>;
 
 /// The function through which a host function reports an index that is out of range: the slot that its launch's last word
 /// contains, the index, the extent.
-pub type Tell = Arc<dyn Fn(u64, i64, i64) + Send + Sync>;
+pub type ReportIndex = Arc<dyn Fn(u64, i64, i64) + Send + Sync>;
 
 /// A launch of a kernel that is written as CUDA C, with the same computation as a host function.
 pub trait NativeKernel {
@@ -31,7 +31,7 @@ pub trait NativeKernel {
     fn host(&self) -> Arc<dyn HostKernel>;
 
     /// Returns the host function of a kernel that [reports indices](Self::reports_indices).
-    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
+    fn host_reporting(&self, report: ReportIndex) -> Arc<dyn HostKernel> {
         let _ = report;
         self.host()
     }
@@ -106,16 +106,16 @@ pub(crate) fn along_x(blocks: u64, threads: impl Into<u64>) -> Option<LaunchShap
 }
 
 /// Defines the methods of a [`NativeKernel`] that a row of three has: the name, the source, the host function. With `words` the
-/// arguments are the addresses and the description. A host function that `reports` indices has a [`Tell`] as its second argument.
+/// arguments are the addresses and the description. A host function that `reports` indices has a [`ReportIndex`] as its second argument.
 macro_rules! native {
     ($self:ident: $name:expr, $source:expr, reports $host:expr $(, $words:ident)?) => {
         fn host(&$self) -> std::sync::Arc<dyn thalweg_driver::HostKernel> {
-            $self.host_telling(std::sync::Arc::new(|_, _, _| ()))
+            $self.host_reporting(std::sync::Arc::new(|_, _, _| ()))
         }
 
-        fn host_telling(
+        fn host_reporting(
             &$self,
-            report: $crate::native::Tell,
+            report: $crate::native::ReportIndex,
         ) -> std::sync::Arc<dyn thalweg_driver::HostKernel> {
             std::sync::Arc::new(move |launch: &thalweg_driver::HostLaunch<'_>| $host(launch, &report))
         }

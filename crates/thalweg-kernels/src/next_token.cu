@@ -1,5 +1,5 @@
-// A block has eight rows of the weights a warp at a time, which are the right factor of products by the tensor cores; the normalized row is each row of the
-// left one. Loads of the next eight rows are under way while these are multiplied.
+// Each warp of a block processes eight rows of the weights at a time, which are the right factor of tensor-core products; every row
+// of the left factor is the normalized row. The next eight rows are loaded while these are multiplied.
 #ifndef NAME
 #define HALF
 #include "defaults.cuh"
@@ -11,16 +11,16 @@
 struct arguments {
     const Element *x, *weight, *norm_weight, *norm_bias;
     i64 *token, *position, *history;
-    // The greatest so far, and how many blocks are done.
+    // The greatest score so far, and the number of blocks that are done.
     unsigned long long* best;
     u64 count, context, features, eps, dtype;
-    // The place of the report of a position behind the history.
+    // The address at which a position beyond the history is reported.
     i64* told;
 };
 
-// As many as a sum over the block takes.
+// The number of partial sums of a sum over the block.
 #define WARPS 8
-// Loads of a thread that are under way, of 16 bytes.
+// The number of 16-byte loads of a thread that are in progress.
 #define DEPTH 8
 
 #if __CUDA_ARCH__ >= 800
@@ -30,9 +30,10 @@ static __device__ __forceinline__ uint4 stream(const void* at) {
     return x;
 }
 
-// A score, rounded as scores are, and its place: the greater score, then the earlier place, is the greater number. NaN is the greatest.
+// A score, rounded as scores are, and its index as one number: greater for a greater score, then for an earlier index. NaN is the
+// greatest.
 static __device__ __forceinline__ unsigned long long both(const f32 sum, const u32 place) {
-    // Zeros are equal.
+    // Zeros of both signs are equal.
     const f32 score = LOAD(STORE(sum)) + 0.0f;
     const u32 bits = __float_as_uint(score);
     const u32 order = score != score ? 0xffffffffu : (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
     const u32 count = u32(x.count), features = u32(x.features), steps = features / 32;
     const u32 groups = (count + 7) / 8, apart = gridDim.x * WARPS;
     u32 group = blockIdx.x * WARPS + warp;
-    // The lane's terms of the lane's row among eight; behind the last row, of the last.
+    // The lane's terms of its row among eight; after the last row, those of the last row.
     const auto terms_of = [&](const u32 group) {
         const u32 line = group * 8 + lane / 4;
         return x.weight + u64(line < count ? line : count - 1) * features + lane % 4 * 8;
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
             weights[i] = stream(terms + i * 32);
         }
     }
-    // While the first weights are on their way.
+    // While the first weights are being loaded.
     f32 sum = 0.0f, square = 0.0f;
     const bool is_centred = x.norm_bias != nullptr;
     for (u32 at = thread; at < features; at += 32 * WARPS) {
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
         atomicMax(x.best, best);
         __threadfence();
         if (atomicAdd(x.best + 1, 1ull) == gridDim.x - 1) {
-            // The last block: all greatest scores are in, and the memory is left as it was found.
+            // The last block: all greatest scores have arrived, and the memory is reset for the next launch.
             __threadfence();
             const i64 token = i64(u32(~atomicExch(x.best, 0ull))), place = *x.position + 1;
             x.best[1] = 0;
@@ -144,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
     }
 }
 #else
-// The host launches nothing here.
+// Nothing to launch when the host compiles this file.
 extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }

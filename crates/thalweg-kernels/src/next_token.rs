@@ -15,7 +15,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
 use crate::matmul::few_rows::FewRows;
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, ReportIndex, Words, native};
 use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
@@ -160,7 +160,7 @@ impl NativeKernel for Placed<NextTokenLaunch, NextTokenAddresses> {
     }
 }
 
-fn run(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {
+fn run(launch: &HostLaunch<'_>, report: &ReportIndex) -> Result<(), HostFault> {
     let (sizes, at, [slot]): (NextToken, NextTokenAddresses, _) = arguments::unpack("next_token", launch)?;
     let likeliest = match sizes.dtype {
         DType::F16 => likeliest::<f16>(launch, &sizes, &at),

@@ -1,4 +1,4 @@
-// Attention of one query: a block, or the blocks of a cluster, have the keys of a head.
+// Attention of one query: a block, or the blocks of a cluster, process the keys of a head.
 #ifndef NAME
 #include "defaults.cuh"
 #define THREADS 512
@@ -43,19 +43,19 @@ struct arguments {
 #define WARPS (THREADS / 32)
 typedef pack<Element, WIDTH> quad;
 
-// A sum of values under weights, whose exponents are less the greatest one's.
+// A sum of weighted values; the exponents of the weights are relative to the greatest one.
 struct weighted {
     f32 greatest;
     f32 total;
     f32 sums[WIDTH];
 };
 
-// The factor that brings a sum with one greatest exponent to another that is at least as great.
+// The factor that converts a sum relative to one greatest exponent to another that is at least as great.
 static __device__ __forceinline__ f32 to_greatest(const f32 from, const f32 to) {
     return from == to ? 1.0f : expf(from - to);
 }
 
-// Blocks of a cluster share the keys of a head; before compute capability 9.0 the first has them all.
+// Blocks of a cluster share the keys of a head; before compute capability 9.0 the first block processes all of them.
 #if SPLIT > 1 && __CUDA_ARCH__ >= 900
 #define PARTS SPLIT
 #define CLUSTER __cluster_dims__(1, SPLIT, 1)
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void meet() {
 #endif
 }
 
-// A number in the shared memory of another block of the cluster, at the place of one of this block's own.
+// The number in the shared memory of another block of the cluster, at the address of a number of this block.
 static __device__ __forceinline__ f32 of_part(const f32* own, const u32 part) {
 #if PARTS > 1
     u32 at, place = u32(__cvta_generic_to_shared(own));
@@ -96,7 +96,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
 #endif
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = threadIdx.x / TEAM;
     const u32 feature = threadIdx.x % TEAM * WIDTH;
-    // With a new key only those up to its position count, which is the last of them if it is in range.
+    // With a new key, only the keys up to its position count; the new key is the last of them if its position is in range.
     u32 keys = u32(x.keys), fresh = 0xffffffffu;
     if ((x.flags >> 9) != 0) {
         const i64 position = *x.position;
@@ -118,7 +118,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
         weighted own = {};
         own.greatest = -__int_as_float(0x7f800000);
         for (u32 start = begin + team; start < end + team; start += 4 * (THREADS / TEAM)) {
-            // The bound is the block's, so that whole warps meet.
+            // The bound is the same for the block, so that all lanes of a warp take part.
             quad key[4], value[4];
             bool counts[4];
             #pragma unroll
@@ -128,7 +128,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
                 key[ahead] = {};
                 value[ahead] = {};
                 if (place == fresh && place < end && is_active) {
-                    // Of the heads that share keys, the first stores them, and the others do not read them there.
+                    // Among the heads that share keys, the first head stores them, and the others do not read them from there.
                     const quad new_key = *(const quad*)(x.new_key + item * x.new_key_batch + shared * x.new_key_head + feature);
                     const quad new_value =
                         *(const quad*)(x.new_value + item * x.new_value_batch + shared * x.new_value_head + feature);

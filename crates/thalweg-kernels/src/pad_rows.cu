@@ -17,7 +17,7 @@ struct alignas(16) vector {
     u32 words[4];
 };
 
-// Copies the part of a row that is within 16 bytes, two at a time.
+// Copies the part of a row within a 16-byte vector, two bytes at a time.
 DEVICE void copy_halves(const arguments& x, const u64 row, const i64 first) {
     for (i64 at = first; at < first + 16; at += 2) {
         if (at >= 0 && at < i64(x.target_row_bytes)) {
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
             if (at >= vectors || rows[i] >= x.rows || firsts[i] < 0) {
                 continue;
             }
-            // The words that contain the bytes reach up to two bytes beyond them.
+            // The words that contain the bytes extend up to two bytes beyond them.
             const u64 end = u64(firsts[i]) + 18;
             whole[i] = end <= x.row_bytes && end <= x.target_row_bytes + 2;
             if (!whole[i]) {

@@ -1,4 +1,4 @@
-//! [`PadRows`]: a copy of a matrix to one with rows of another length: longer ones end with zeros, and more rows are zeros.
+//! [`PadRows`]: copies a matrix to one with rows of another length, or with more rows; additional elements are zeros.
 //!
 //! Fast products take rows whose distance is a multiple of 16 bytes; this makes such rows of others, and others of such. Each thread
 //! writes 16 aligned bytes of the result and shifts the words that it reads.

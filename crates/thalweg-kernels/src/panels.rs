@@ -106,7 +106,7 @@ impl<T: Number, const WIDTH: usize, const FUSED: bool> Loop for ProductOfRows<'_
 }
 
 /// Returns the [`product`] for rows of the left factor that are read in place, with as many terms of each as the panel of the
-/// right factor has, which may have another width than [`COLUMNS`].
+/// right factor has, which may have a different width than [`COLUMNS`].
 #[inline]
 pub(crate) fn product_of_rows<T: Number, const WIDTH: usize>(
     left: [&[T]; ROWS],

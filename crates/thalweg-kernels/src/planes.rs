@@ -1,4 +1,4 @@
-//! Launches of threads that compute one point of several planes, in which its place and its weights are the same
+//! Launches in which each thread computes one point of several planes, with the same position and the same weights in each
 //! (`shared/planes.cuh`).
 
 use thalweg_ir::cuda::LaunchShape;
@@ -9,7 +9,7 @@ const BLOCK: u64 = 256;
 const LARGE: u64 = 1 << 11;
 /// The number of blocks from which on a thread has several planes.
 const BLOCKS: u64 = 1 << 11;
-/// The planes that a thread that has more than one reads at once.
+/// The number of planes that a thread reads at once, if it has more than one.
 const AT_ONCE: u64 = 4;
 /// The most blocks along the second axis of a grid.
 const MOST_SHARES: u64 = 65_535;

@@ -28,7 +28,7 @@ static __device__ __forceinline__ f32 part(const u32 word, const f64 whole) {
     return fmaf(f32(word), f32(whole * 0x1p-32), f32(whole * 0x1p-33));
 }
 
-// Stores neighbouring elements from a place on, as far as there are any.
+// Stores neighbouring elements beginning at a position, up to the end.
 template <class T, u32 VECTOR>
 static __device__ __forceinline__ void store(const u64 elements, const u64 place, T* const to, const pack<T, VECTOR>& values) {
     if (place + VECTOR <= elements) {
@@ -80,7 +80,7 @@ static __device__ __forceinline__ void runs(const arguments& x, const u64 seed, 
                 const Element bound = STORE(high);
                 #pragma unroll
                 for (u32 r = 0; r < 4; ++r) {
-                    // Drawn from (low, high]; the upper bound, also one that rounding reaches, becomes the lower.
+                    // Draws from (low, high]; the upper bound, also one that results from rounding, becomes the lower.
                     const Element value = STORE(fmaf(part(words[r], 1.0), high - low, low));
                     values[r].element[v] = LOAD(value) == LOAD(bound) ? STORE(low) : value;
                 }
@@ -99,7 +99,7 @@ static __device__ __forceinline__ void runs(const arguments& x, const u64 seed, 
                 #pragma unroll
                 for (u32 r = 0; r < 4; ++r) {
                     const bool is_kept = part(words[r], 1.0) < probability;
-                    // In this order, and as a product, so that the gradient has the same bits at a gradient of x.
+                    // In this order and as a product, so that the gradient has the same bits as this operation on the gradient.
                     values[r].element[v] = STORE(LOAD(values[r].element[v]) * Sum(is_kept) * Sum(x.second));
                     kept[r].element[v] = is_kept;
                 }

@@ -193,7 +193,7 @@ struct RowGradient {
 }
 
 impl Sizes {
-    /// Computes a step of one sequence: replaces its states and returns what is to be kept.
+    /// Computes a step of one sequence: replaces its states, and returns the values that the backward pass needs.
     fn step(&self, of_input: &[f64], weights: &Weights<'_>, hidden: &mut [f64], cell: &mut [f64]) -> Row {
         let bias = weights.biases.map(|biases| biases[1]);
         let of_hidden = times_turned(hidden, weights.of_hidden, self.outputs, bias);

@@ -1,4 +1,4 @@
-// The places of values in sorted rows. A value is placed after NaN, and NaN after every number, as in PyTorch.
+// The positions of values in sorted rows. A value is placed after NaN, and NaN after every number, as in PyTorch.
 #ifndef NAME
 #include "defaults.cuh"
 #endif

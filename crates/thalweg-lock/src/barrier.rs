@@ -28,7 +28,7 @@ mod system {
     use std::thread;
     use std::time::Duration;
 
-    /// An upper bound on the time until other processors see a store.
+    /// An upper bound on the time after which other processors see a store.
     pub(super) const LONG: Duration = Duration::from_millis(10);
 
     /// Set once the kernel has refused the call that it granted before.

@@ -112,8 +112,9 @@ pub struct BiasedMutex<T> {
     /// The flags, one per bias.
     held: [AtomicBool; FLAGS],
     shared: Mutex<Shared>,
-    /// The guard of `shared` while one of our guards represents it; only that guard reads it. Our guard is then only two words
-    /// and moves in registers. Never dropped from here: if a guard was leaked, this mutex may have moved.
+    /// The guard of `shared` while a guard of this mutex represents it; only that guard reads it. The guard of this mutex then
+    /// consists of two words and is moved in registers. It is never dropped here: if a guard was leaked, this mutex may have moved
+    /// since.
     parked: std::cell::UnsafeCell<MaybeUninit<MutexGuard<'static, Shared>>>,
     value: UnsafeCell<T>,
 }
@@ -240,7 +241,7 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// Returns whether no thread is inside by its flag.
+    /// Returns whether no thread is inside by its flag any more.
     #[inline]
     fn settle(&self, shared: &mut Shared) -> bool {
         if shared.bias == Bias::Revoked && !self.held[shared.granted - 1].load(Acquire) {

@@ -129,13 +129,13 @@ impl<A> DeferredReferences<A> {
     /// Adds a reference.
     ///
     /// # Panics
-    /// If it refers to another value than the deferred references.
+    /// If it refers to a different value than the deferred references.
     #[inline]
     pub fn push(&mut self, reference: Arc<A>) {
         assert!(self.try_push(reference).is_ok(), "deferred references are to one value");
     }
 
-    /// Adds a reference, or returns it if it refers to another value than the deferred references.
+    /// Adds a reference, or returns it if it refers to a different value than the deferred references.
     #[inline]
     fn try_push(&mut self, reference: Arc<A>) -> Result<(), Arc<A>> {
         if self.references > 0 && !ptr::eq(self.of, Arc::as_ptr(&reference)) {

@@ -49,7 +49,7 @@ fn allocate(allocator: &Arc<DeviceAllocator>, bytes: u64, stream: u64) -> Block 
 #[derive(Clone, Copy)]
 struct Measured {
     median: f64,
-    /// The fastest sample, which is the least disturbed by other programs.
+    /// The time of the fastest sample, which other programs disturbed the least.
     least: f64,
 }
 

@@ -90,7 +90,7 @@ fn clock(steps: u64) -> f64 {
     })
 }
 
-/// A step is an event of a snapshot of 100,000, in 8 rings.
+/// Returns a benchmark whose step is one event of a snapshot of 100,000 events in 8 rings.
 fn merge(_: u64) -> f64 {
     const EVENTS: u64 = 100_000;
     let history = history(usize::MAX);
@@ -103,7 +103,7 @@ fn merge(_: u64) -> f64 {
     })
 }
 
-/// A step is an event of a snapshot of 100,000.
+/// Returns a benchmark whose step is one event of a snapshot of 100,000 events.
 fn write(to: impl Fn(&Snapshot) -> usize) -> f64 {
     const EVENTS: u64 = 100_000;
     let history = history(usize::MAX);

@@ -169,7 +169,7 @@ impl AllocationError {
         matches!(*self.0, Kind::Capturing { .. })
     }
 
-    /// Returns whether the upstream failed for another reason than lack of memory. [`into_upstream`](Self::into_upstream) returns
+    /// Returns whether the upstream failed for a different reason than lack of memory. [`into_upstream`](Self::into_upstream) returns
     /// its error.
     pub fn is_upstream(&self) -> bool {
         matches!(*self.0, Kind::Upstream { .. })

@@ -70,7 +70,7 @@ pub trait Dataset: Send + Sync + 'static {
     /// Returns the fields of a sample.
     fn fields(&self) -> Vec<Field>;
 
-    /// Writes a sample into its fields.
+    /// Reads a sample, and writes it into its fields.
     ///
     /// # Errors
     /// Those of the data set, which end the epoch.
@@ -346,7 +346,7 @@ pub struct Epoch<'a, D: Dataset> {
     tasks: Option<Sender<Task>>,
     todo: Arc<Mutex<Receiver<Task>>>,
     filled: Receiver<Filled>,
-    /// Batches that were filled before their turn.
+    /// Batches that were filled out of order, before it is their turn.
     early: BTreeMap<usize, Filled>,
     ahead: VecDeque<Coming>,
     workers: Vec<JoinHandle<()>>,

@@ -65,7 +65,7 @@ impl Progress {
         self.begun.elapsed().as_secs_f64()
     }
 
-    /// Returns whether it is time to draw again: at the first step and the last one, and whenever enough time has passed. A
+    /// Returns whether the bar must be drawn again: at the first step and at the last one, and whenever enough time has passed. A
     /// transient bar is drawn only if it may appear.
     pub fn is_due(&self, done: u64) -> bool {
         let is_early = self.total == 0 || self.begun.elapsed() < PATIENCE;

@@ -32,7 +32,7 @@ pub enum DTypeRule {
     Logical,
     /// The first input is a condition, read as a truth value; the others are promoted to one dtype, the result's.
     Condition,
-    /// One input; integers and `Bool` are summed in i64, floats in their own dtype: `torch.sum`.
+    /// One input; integers and `Bool` are summed in i64, floats in their own dtype, as `torch.sum` does.
     Sum,
     /// One floating-point input; the result has the dtype of the computation.
     Widened,

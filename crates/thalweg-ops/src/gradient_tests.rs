@@ -12,7 +12,8 @@ use crate::{elementwise, parts};
 const DTYPES: [DType; 8] =
     [DType::Bool, DType::U8, DType::I32, DType::I64, DType::F16, DType::Bf16, DType::F32, DType::F64];
 
-/// The signatures of calls with up to three tensors of every dtype, with and without dimensions, and numbers of every kind.
+/// Returns the signatures of calls with up to three tensors of every dtype, with and without dimensions, and with numbers of every
+/// kind.
 fn signatures(operator: &LoopOp) -> Vec<Signature> {
     let count = operator.input_count;
     let mut found: Vec<Signature> = Vec::new();

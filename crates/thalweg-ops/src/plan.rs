@@ -68,14 +68,14 @@ const SERIAL_POINTS: u64 = 16;
 /// Rows with at most this many points are combined by a warp, longer ones by a block.
 const WARP_POINTS: u64 = 1024;
 
-/// The most points that a warp combines of at most [`FEW_WARPS`] rows whose points it goes through again to write them: a lane that goes
-/// through many points in turn takes longer than the rest of such a launch.
+/// The most points per row that warps combine if there are at most [`FEW_WARPS`] rows whose points are read again to be written. With
+/// more points, a lane would take longer than the rest of such a launch.
 const SHORT_POINTS: u64 = 256;
 const FEW_WARPS: u64 = 1 << 10;
 
-/// The most rows that get blocks of the largest size, if each has at least [`LONG_POINTS`] points: so few rows leave most of a
-/// GPU idle (for example, the greatest score in a vocabulary). This applies only if the order of combining does not matter, since
-/// the order depends on shapes only.
+/// The most rows that get blocks of the largest size, if each has at least [`LONG_POINTS`] points, because so few rows would leave
+/// most of a GPU idle (for example, the greatest score in a vocabulary). This applies only if the order of combining does not matter,
+/// since the order depends on shapes only.
 const FEW_ROWS: u64 = 64;
 const LONG_POINTS: u64 = 1 << 14;
 
@@ -288,7 +288,8 @@ fn rounds(body: &Body) -> bool {
     })
 }
 
-/// Returns the number of levels of partial results that a lane keeps. Extrema and integers are exact, so they need one.
+/// Returns the number of levels of partial results that a lane keeps: more than one only for sums of floats, since extrema and
+/// integers are exact.
 fn cascade(body: &Body, geometry: &Geometry, lanes: u16) -> u8 {
     let points = geometry.points().div_ceil(u64::from(lanes));
     if !rounds(body) || points <= POINTS_OF_A_LANE {

@@ -196,7 +196,7 @@ fn rows_that_lie_side_by_side_share_blocks() {
     assert_eq!(shared(sum(&[512], &[16], &[1], &[512])), (1, 1));
 }
 
-/// The number of threads of a row, the width of their loads, and the number of vectors that they hold.
+/// Returns the number of threads per row, the width of their loads, and the number of vectors that each holds.
 fn held(plan: &LaunchPlan) -> (u32, u8, u8) {
     (plan.class.threads_of_a_row(), plan.class.vector, plan.class.held)
 }

@@ -328,7 +328,7 @@ impl<'b> Copying<'_, 'b> {
         }
     }
 
-    /// Returns the result of a reduction. If it is not available yet, returns a 0 that nothing uses.
+    /// Returns the result of a reduction. If it is not available yet, returns a 0 that is never used.
     fn reduced(&mut self, number: usize) -> Value<'b> {
         let level = self.whole.levels[number];
         let dtype = self.whole.body.dtype(self.whole.body.reductions[number].value);

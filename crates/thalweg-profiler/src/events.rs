@@ -13,7 +13,7 @@ use crate::trace::{Activity, ActivityStream, Command, Span};
 const REACH_MILLISECONDS: f64 = 500.0;
 
 /// The number of events that relate the clocks of the host and a device.
-const LOOKS: usize = 8;
+const CLOCK_EVENTS: usize = 8;
 
 /// A command, with the events before and after it; `None` if it was captured, or if a tracer has its times.
 #[derive(Debug)]
@@ -129,8 +129,8 @@ fn spans(recording: &Recording, driver: &dyn Driver, recorded: &[Recorded]) -> R
     answer.map(|()| spans)
 }
 
-/// Returns a completed event, and the latest time at which it can have completed, in nanoseconds. The host sees each of several
-/// events late; the one that it sees with the smallest delay bounds the delays of the others.
+/// Returns a completed event, and the latest time at which it can have completed, in nanoseconds. The host notices each of several
+/// events late; the one that it notices with the smallest delay bounds the delays of the others.
 fn anchor(recording: &Recording, driver: &dyn Driver, device: u32) -> Result<(EventHandle, u64)> {
     driver.device_synchronize(device)?;
     let stream = driver.default_stream(device)?;
@@ -150,7 +150,7 @@ fn anchor(recording: &Recording, driver: &dyn Driver, device: u32) -> Result<(Ev
         answer
     };
     let first = seen(anchor);
-    match first.and_then(|first| (1..LOOKS).try_fold(first, |latest, _| Ok(latest.min(later()?)))) {
+    match first.and_then(|first| (1..CLOCK_EVENTS).try_fold(first, |latest, _| Ok(latest.min(later()?)))) {
         Ok(latest) => Ok((anchor, latest)),
         Err(error) => {
             let _ = driver.event_destroy(anchor);

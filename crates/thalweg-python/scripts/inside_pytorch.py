@@ -43,7 +43,7 @@ def tensors_of(value):
 
 
 def loss_of(value):
-    """Returns the loss of a result: its own, or a sum of its values with alternating weights."""
+    """Returns the loss of a result: the result's own loss, or a sum of its values with alternating signs."""
     own = getattr(value, "loss", None)
     if isinstance(own, torch.Tensor):
         return own
@@ -81,8 +81,8 @@ class Run:
 
 
 def error(found, right):
-    """Returns the distance of tensors from right ones, relative to their size, and the name of the worst. Gradients that are nearly zero are
-    compared beside the largest one."""
+    """Returns the distance of tensors from the right ones, relative to their size, and the name of the worst. Gradients
+    that are nearly zero are measured relative to the largest gradient."""
     worst, where = 0.0, ""
     sizes = [float(one.double().norm()) / math.sqrt(one.numel()) for name, one in right.items() if name.startswith("gradient") and one.numel()]
     top = max(sizes, default=0.0)
@@ -108,7 +108,7 @@ def wide_of(model, inputs):
 
 
 def compiler_of(backend):
-    """Returns what `torch.compile` takes for a backend; `None` for eager."""
+    """Returns the backend to pass to `torch.compile`; `None` for eager execution."""
     if backend == "thalweg" and not IS_ON_GPU:
         sys.path.insert(0, str(HERE.parent / "tests/dynamo"))
         import as_gpu
@@ -165,7 +165,7 @@ def check(model, inputs, row, options, gate):
 
 
 def measure(model, inputs, row, options, gate):
-    """Times calls, and the first one."""
+    """Times the first call, and the later ones."""
     wait = torch.cuda.synchronize if IS_ON_GPU else lambda: None
     run = Run(model, inputs, row["mode"] == "training", not options.float32, compiler=compiler_of(row["backend"]))
     began = time.perf_counter()
@@ -218,7 +218,7 @@ def run_row(row, options, gate):
 
 
 class Child:
-    """A process of its own that runs a row: this program, started with the row and two pipes."""
+    """A separate process that runs a row: this program, started with the row and two pipes."""
 
     def __init__(self, row, options):
         self._row = row
@@ -234,7 +234,7 @@ class Child:
         self._begun = os.read(self._reader, 1)
 
     def result(self):
-        """Lets the process go on, and returns the row with what was found."""
+        """Lets the process continue, and returns the row with its results."""
         if self._begun == b"\n":
             os.write(self._go, b"x")
         text = self._begun.strip()
@@ -247,10 +247,11 @@ class Child:
 
 
 def child(row, options, writer, reader):
-    """Runs a row in this process, and writes what was found to a pipe."""
+    """Runs a row in this process, and writes the results to a pipe."""
 
     def gate():
-        """Waits until all models that are compiled at the same time are ready, and those before this one are measured."""
+        """Waits until all models that are compiled at the same time are ready, and the rows before this one are
+        measured."""
         signal.alarm(0)
         os.write(writer, b"\n")
         os.read(reader, 1)
@@ -274,8 +275,8 @@ def child(row, options, writer, reader):
 
 
 def results(rows, options):
-    """Runs rows, some of them at the same time, but measures them one after the other. Yields what was found. If the first two rows fail for
-    one reason, nothing more is run."""
+    """Runs rows, some of them at the same time, but measures them one after the other. Yields the results. If the first
+    two rows fail for the same reason, no more are run."""
     end, problems = time.time() + options.total, []
     for first in range(0, len(rows), options.jobs):
         if time.time() > end:

@@ -166,7 +166,8 @@ def _inputs(kind, s, config):
 
 
 def _without_drops(config):
-    """Sets probabilities to drop values to almost 0, as PyTorch's benchmarks do, and other noise to 0: results are the same each time."""
+    """Sets dropout probabilities to almost 0, as PyTorch's benchmarks do, and other noise to 0, so that results are
+    reproducible."""
     parts = [config, *(part for part in vars(config).values() if hasattr(part, "to_dict"))]
     for part in parts:
         for name, value in list(vars(part).items()):
@@ -250,6 +251,6 @@ SUITES = {"transformers": (list(TRANSFORMERS), _transformers), "timm": (TIMM, _t
 
 
 def made(suite, name, size):
-    """Returns a model and its inputs by name, on the CPU, always with the same numbers."""
+    """Returns a model and its inputs by name, on the CPU, always with the same values."""
     torch.manual_seed(0)
     return SUITES[suite][1](name, size)

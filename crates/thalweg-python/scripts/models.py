@@ -1,4 +1,5 @@
-"""Times training steps of eleven models that are written plainly, under this package or under PyTorch: one file, one program for both.
+"""Times training steps of eleven models in plain code, with this package or with PyTorch: the same program runs with
+both.
 
     PYTHONPATH=python python scripts/models.py LIBRARY [NAME ...] [--compile [--mode MODE] [--backend BACKEND]] [--warm N] [--steps N]
         [--tiny] [--out FILE] [--trace FOLDER]
@@ -336,7 +337,8 @@ def define():
 
 
 def words(vocabulary, *shape):
-    """Returns random indices; few ones follow a rule, so that small models see the same in both libraries."""
+    """Returns random indices. Small numbers of them follow a rule instead, so that small models get the same ones in
+    both libraries."""
     count = math.prod(shape)
     if count < 4096:
         return (torch.arange(count) * 7919 % vocabulary).reshape(shape)

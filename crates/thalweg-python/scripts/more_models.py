@@ -1,4 +1,5 @@
-"""Times training steps of fifteen more models, of kinds that `models.py` has none of: its options, and its rows.
+"""Times training steps of fifteen more models, of kinds that are missing in `models.py`, with the same options and
+columns.
 
     PYTHONPATH=python python scripts/more_models.py LIBRARY [NAME ...] [--compile [--mode MODE] [--backend BACKEND]] [--steps N] [--tiny] [--out FILE]
 """

@@ -79,8 +79,8 @@ fn _kernel_folder() -> Option<PathBuf> {
     Environment::get().cache_directory.as_ref().map(|base| base.join("kernels"))
 }
 
-/// Returns what the compiled functions of this thread did: the numbers of loops, segments, kernels and programs, and of loops that
-/// waited while another kernel was queued.
+/// Returns counts of the work of this thread's compiled functions: loops, segments, kernels, programs, and loops that waited while
+/// another kernel was queued.
 #[pyfunction]
 fn _compile_counters() -> (u64, u64, u64, u64, u64) {
     let counters = compile::counters();

@@ -509,8 +509,8 @@ pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) 
     arrived(tensor)
 }
 
-/// Waits, as PyTorch does for ordinary host memory, until the data of a tensor has come: any stream may use it then. An audited
-/// region is not kept waiting for what its capture would have refused already.
+/// Waits until the data of a tensor has arrived, as PyTorch does for ordinary host memory, so that any stream may use it. In an
+/// audited region it does not wait, because a capture would already have refused the copy.
 fn arrived(tensor: Tensor) -> thalweg::Result<Tensor> {
     let stream = tensor.device().current_stream();
     if !stream.is_capturing()? {

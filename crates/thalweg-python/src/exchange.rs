@@ -1,4 +1,4 @@
-//! Tensors of another front end (PyTorch) as ours, and back.
+//! Conversion of tensors between another front end (PyTorch) and this package.
 //!
 //! Memory of a GPU is used in place, by its address. The simulated GPU has memory of its own, so tensors in the host's memory are
 //! copied to it, with their strides, and back; tensors over its own memory are used in place, too.
@@ -19,7 +19,7 @@ use crate::journal;
 
 /// The functions of the front end.
 pub struct Exchange {
-    /// The dtypes of the front end with ours.
+    /// The dtypes of the front end, each with this package's.
     dtypes: Vec<(Py<PyAny>, DType)>,
     /// Makes a tensor of a shape, strides and a dtype, without writing its elements.
     empty_strided: Py<PyAny>,
@@ -63,7 +63,7 @@ impl Exchange {
         made.cast::<PyList>()?.iter().map(|address| address.extract()).collect()
     }
 
-    /// Returns a tensor of the front end as ours.
+    /// Returns a tensor of this package over a tensor of the front end.
     pub fn read_tensor(&self, object: &Bound<'_, PyAny>, device: &Device) -> PyResult<Tensor> {
         let py = object.py();
         let theirs = object.getattr("dtype")?;
@@ -130,7 +130,8 @@ impl Exchange {
         self.empty_strided.bind(arguments.py()).call1(arguments)
     }
 
-    /// Returns a new tensor of the front end on a GPU, and ours over its memory, for a result that is written there.
+    /// Returns a new tensor of the front end on a GPU, and a tensor of this package over its memory, for a result that is written
+    /// there.
     pub fn target(
         &self,
         py: Python<'_>,
@@ -156,8 +157,8 @@ impl Exchange {
         self.aliased(base, tensor, tensor.layout().offset())
     }
 
-    /// Returns a tensor of the front end over the memory of another one, with the shape and the strides of one of ours, and a distance
-    /// of their first elements.
+    /// Returns a tensor of the front end over the memory of another one, with the shape and the strides of a tensor of this package.
+    /// `distance` separates their first elements.
     fn aliased<'py>(
         &self,
         base: &Bound<'py, PyAny>,

@@ -41,7 +41,7 @@ impl PyGenerator {
         Ok(source)
     }
 
-    /// Refuses a generator of another device than that of the result.
+    /// Refuses a generator of a different device than that of the result.
     pub fn check(&self, py: Python<'_>, device: &Device) -> PyResult<()> {
         let source = self.source(py)?;
         if source.device() == device {

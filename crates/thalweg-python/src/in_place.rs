@@ -80,7 +80,8 @@ impl PyTensor {
         run(slf.py(), || own.move_storage(memory))
     }
 
-    /// Makes the object hold another tensor, with its place in the graph: in the child of a fork, whose parent's device is not there.
+    /// Makes the object hold another tensor, with its place in the graph. The child of a fork calls it, because it cannot use the
+    /// device of its parent.
     fn _become(slf: &Bound<'_, Self>, other: &Bound<'_, Self>) {
         slf.replace(other.tensor());
     }

@@ -36,7 +36,7 @@ pub struct Made {
     pub maker: Maker,
 }
 
-/// An object of the front end, as a part of what is known of a call.
+/// A reference to an object of the front end, as far as it is known in a call.
 pub enum Known {
     Tensor(Source),
     View {
@@ -206,7 +206,7 @@ impl Journal {
         self.made.push(Made { _object: object.clone().unbind(), maker });
     }
 
-    /// Returns what is known of an object: a result, or an argument of a function of the front end.
+    /// Returns a reference to a known object: a result, or an argument of a function of the front end.
     pub fn known(&self, object: &Bound<'_, PyAny>) -> Result<Known, String> {
         let py = object.py();
         if let Some(source) = self.source(object) {

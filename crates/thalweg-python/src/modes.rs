@@ -57,8 +57,8 @@ fn _pass_calls_to_modes(py: Python<'_>, handler: Py<PyAny>, passed: bool) {
     });
 }
 
-/// Passes a call to the innermost mode, or runs it if there is none. Operators through whose parts gradients flow run: the mode
-/// receives the parts.
+/// Passes a call to the innermost mode, or runs it if there is none. An operator whose gradient is defined through its parts is run,
+/// and the mode receives the parts.
 fn answer(call: &Call<'_>) -> thalweg::Result<Tensors> {
     let operator = call.operator;
     let runs = (operator.is_composite() || operator.writes_by_another())

@@ -29,14 +29,14 @@ thread_local! {
     static STATE: Cell<State> = const { Cell::new(State { modes: 0, off: 0 }) };
 }
 
-/// The addresses of classes that take over nothing and live as long as the process.
+/// The addresses of classes that override nothing and live as long as the process.
 static PLAIN: OnceLock<Vec<usize>> = OnceLock::new();
 
 /// The objects that Python registers.
 struct Registered {
     /// The function that chooses and calls an override.
     handler: Py<PyAny>,
-    /// The value of `__torch_function__` by which a class says that it takes over nothing.
+    /// The value of `__torch_function__` by which a class states that it overrides nothing.
     disabled: Py<PyAny>,
     /// The classes whose addresses are in [`PLAIN`].
     _plain: Vec<Py<PyType>>,
@@ -44,7 +44,7 @@ struct Registered {
 
 static REGISTERED: PyOnceLock<Registered> = PyOnceLock::new();
 
-/// Returns whether a value takes over no function.
+/// Returns whether a value overrides no function.
 fn is_plain(py: Python<'_>, value: &Bound<'_, PyAny>) -> bool {
     let class = value.get_type_ptr() as usize;
     if class == PyTensor::type_object_raw(py) as usize
@@ -61,7 +61,7 @@ fn is_plain(py: Python<'_>, value: &Bound<'_, PyAny>) -> bool {
     !overrides(py, value)
 }
 
-/// Returns whether the class of a value has a method `__torch_function__` that is not the one for classes that take over nothing.
+/// Returns whether the class of a value has a method `__torch_function__` that is not the one for classes that override nothing.
 fn overrides(py: Python<'_>, value: &Bound<'_, PyAny>) -> bool {
     let Some(registered) = REGISTERED.get(py) else { return false };
     match value.get_type().getattr(intern!(py, "__torch_function__")) {
@@ -114,8 +114,8 @@ pub fn taken_over<'py>(
     Ok(Some(answer))
 }
 
-/// Returns the result of reading or writing a subscript that a value in it takes over. Parts of slices are only looked at on
-/// request, when they are not numbers.
+/// Returns the result of reading or writing a subscript if a value in it overrides that. Parts of slices are checked only if
+/// requested, and only if they are not numbers.
 pub fn subscript_taken_over<'py>(
     tensor: &Bound<'py, PyTensor>,
     subscript: &Bound<'py, PyAny>,
@@ -152,7 +152,7 @@ pub fn subscript_taken_over<'py>(
     registered.handler.bind(py).call1((name, true, found, arguments, PyDict::new(py))).map(Some)
 }
 
-/// Returns whether a call with these arguments is taken over.
+/// Returns whether an argument of a call overrides it.
 #[pyfunction]
 #[pyo3(signature = (args, kwargs))]
 fn _is_overridden(py: Python<'_>, args: &Bound<'_, PyTuple>, kwargs: &Bound<'_, PyDict>) -> bool {
@@ -201,7 +201,7 @@ fn _overrides_off() -> u8 {
     STATE.get().off
 }
 
-/// Registers the function that chooses overrides, the mark of classes that take over nothing, and common such classes.
+/// Registers the function that chooses overrides, the mark of classes that override nothing, and common classes of that kind.
 #[pyfunction]
 fn _register_overrides(
     py: Python<'_>,

@@ -41,10 +41,10 @@ struct Program {
     /// Objects that do not change between calls, such as the constants of a graph.
     constants: Vec<(usize, Py<PyAny>)>,
     outputs: Vec<Output>,
-    /// Whether a slot's object of the front end is needed after its value of ours was made.
+    /// Whether a slot's object of the front end is still needed after this package's tensor was made from it.
     is_kept: Vec<bool>,
     device: Device,
-    /// The way to and from tensors of the front end; `None` if they are ours.
+    /// The conversions from and to tensors of the front end; `None` if the caller passes our tensors.
     exchange: Option<Exchange>,
     /// The recorded calls; `None` if calls cannot be repeated.
     repeats: Option<Repeats>,
@@ -228,7 +228,7 @@ impl Program {
         Ok(values)
     }
 
-    /// Puts an object into a slot. Numbers, and tensors of this package, become values of ours.
+    /// Puts an object into a slot: as a value of this package if it is a number or a tensor of this package.
     fn place(&self, object: &Bound<'_, PyAny>, slot: usize, values: &mut Values) -> PyResult<()> {
         values.ours[slot] = match object.cast::<PyTensor>() {
             Ok(tensor) => Some(Value::Tensor(tensor.tensor().detach())),
@@ -277,7 +277,7 @@ impl Program {
         Ok(())
     }
 
-    /// Makes the value of ours of a slot from its object of the front end.
+    /// Makes a slot's tensor of this library from its object of the front end.
     fn make_ours(&self, py: Python<'_>, slot: usize, values: &mut Values) -> PyResult<()> {
         if values.ours[slot].is_some() {
             return Ok(());
@@ -292,7 +292,7 @@ impl Program {
         Ok(())
     }
 
-    /// Makes the object of the front end of a slot from its value of ours.
+    /// Makes a slot's object of the front end from its tensor of this library.
     fn make_theirs<'py>(
         &self,
         py: Python<'py>,
@@ -353,7 +353,7 @@ impl Program {
         Ok(())
     }
 
-    /// Copies what calls have written back to the tensors of the front end, where ours are copies of them.
+    /// Copies tensors that calls have written back to the tensors of the front end, if they are copies of these.
     fn write_back(&self, py: Python<'_>, values: &mut Values) -> PyResult<()> {
         let Some(exchange) = self.exchange.as_ref().filter(|exchange| !exchange.is_in_place) else {
             return Ok(());

@@ -77,8 +77,8 @@ macro_rules! method {
 
 pub(crate) use {method, number};
 
-/// Returns an operand of an operator with a tensor. For what operators do not accept, `None` is returned, so that the operand's own
-/// methods are tried.
+/// Returns an operand of an operator with a tensor. For values that operators do not accept, `None` is returned, so that the
+/// operand's own methods are tried.
 fn operand<'py>(
     tensor: &Bound<'py, PyTensor>,
     value: &Bound<'py, PyAny>,
@@ -93,7 +93,8 @@ fn operand<'py>(
     }
 }
 
-/// Returns an integer of 64 bits without a sign as the number that PyTorch computes with: beside integers one with the same bits.
+/// Returns an unsigned integer of 64 bits as the signed number that PyTorch computes with: in arithmetic with integers, the one with
+/// the same bits.
 fn wide_operand<'py>(
     tensor: &Bound<'py, PyTensor>,
     value: &Bound<'py, PyAny>,

@@ -101,7 +101,7 @@ impl Recording {
         attach(&pass, given, &self.differentiable, outputs, run, trees::pending())
     }
 
-    /// Computes gradients: by a graph, where the pass was captured by this thread's manager and nothing else is being captured.
+    /// Computes gradients. It replays a graph if this thread's manager captured the pass and nothing else is being captured.
     fn backward(
         &self,
         pass: &Arc<ForwardPass>,

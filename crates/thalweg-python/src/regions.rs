@@ -1,6 +1,6 @@
 //! Regions of `with` statements, in which a stream, a device or a pool is current on a thread, and settings without a region.
 //!
-//! A region is ended by the object that entered it, so regions that end in another order than they began, or on another thread,
+//! A region is ended by the object that entered it, so regions that end in a different order than they began, or on another thread,
 //! end only themselves. A setting without a region of its own (`set_stream`, `set_device`) ends with the region that surrounds
 //! it, as in PyTorch, where leaving a region restores the previous setting.
 

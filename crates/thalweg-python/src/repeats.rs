@@ -42,7 +42,7 @@ enum Event {
     Make(usize, Option<usize>),
     /// A function of the front end is called.
     Call(usize),
-    /// A tensor is let go: nothing later uses it.
+    /// A tensor is released: nothing uses it later.
     Drop(Source),
 }
 
@@ -428,8 +428,8 @@ fn uses(
     uses
 }
 
-/// Returns the work of a call in its order. A tensor is let go after its last use, unless it is a result or a part of one is a view of
-/// it, and is made before its first use.
+/// Returns the work of a call in its order. A tensor is made before its first use, and released after its last use, unless it is a
+/// result or a result is a view of it.
 fn events(
     commands: &CommandList,
     given: &[Source],

@@ -63,7 +63,7 @@ pub struct CallResult {
     strides: Option<Vec<Integer>>,
     /// The sizes and the dtype, where the results of the call may be written into given memory.
     form: Option<(Vec<Integer>, DType)>,
-    /// Whether it is written into memory of the front end, since a result of the program is it, or a view of it.
+    /// Whether it is written into memory of the front end, because a result of the program is this value or a view of it.
     is_given: bool,
 }
 
@@ -98,7 +98,7 @@ pub enum Action {
     Call(Call),
     /// A computation with integers, and the slot of its result.
     Integer(Arithmetic, Vec<Integer>, usize),
-    /// The use of the tensors of these slots on the current stream, which is another one than that of their memory.
+    /// The use of the tensors in these slots on the current stream, which is not the stream of their memory.
     Record(Vec<usize>),
     /// A function of the front end, with the slots of its arguments and of its results. If `is_one`, the function
     /// returns one value. `changes` has the slots of the tensors that it writes.
@@ -365,7 +365,8 @@ impl Call {
         Ok(memory.iter().cloned().map(Value::Tensor).collect())
     }
 
-    /// Returns tensors for the numbers that are in the places of tensors, as PyTorch makes them beside the first tensor.
+    /// Returns tensors for the numbers that were passed in the places of tensors, with the dtype and device that PyTorch would give
+    /// them next to the first tensor.
     fn numbers_as_tensors(&self, ours: &[Option<Value>]) -> thalweg::Result<SmallVec<[(usize, Tensor); 1]>> {
         let value_of = |operand: &Operand| match operand {
             Operand::Constant(value) => Ok(value.clone()),
@@ -514,7 +515,7 @@ impl Step {
         Ok(Self { action, last, node })
     }
 
-    /// Returns the slots that a step of ours reads.
+    /// Returns the slots that a step of this package reads.
     pub fn reads(&self) -> Vec<usize> {
         let mut slots = Vec::new();
         match &self.action {
@@ -535,7 +536,7 @@ impl Step {
         matches!(self.action, Action::External { .. })
     }
 
-    /// Runs a step of ours.
+    /// Runs a step of this package.
     pub fn run(&self, values: &mut OurValues<'_>, device: &Device) -> thalweg::Result<()> {
         match &self.action {
             Action::Call(call) => call.run(values, device)?,
@@ -561,13 +562,13 @@ impl Step {
     }
 }
 
-/// The part of the values that steps of ours use, without the interpreter lock.
+/// The part of the values that steps of this package use, without the interpreter lock.
 pub struct OurValues<'a> {
     /// The values of the slots.
     pub ours: &'a mut [Option<Value>],
     /// The slots whose tensors calls have written.
     pub written: &'a mut Vec<usize>,
-    /// The way to memory of the front end for results; `None` if they are written into memory of ours.
+    /// The function that allocates results in the front end's memory; `None` if they are written into memory of this package.
     pub exchange: Option<&'a Exchange>,
     /// The objects of the front end that results were written into, with their slots.
     pub given: &'a mut Vec<(usize, Py<PyAny>)>,

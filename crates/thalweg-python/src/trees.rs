@@ -28,13 +28,14 @@ thread_local! {
     static DROPS: Cell<u64> = const { Cell::new(0) };
     /// The functions that were dropped, perhaps during a call, whose graphs are to be dropped.
     static UNUSED: RefCell<Vec<(Device, FunctionId)>> = const { RefCell::new(Vec::new()) };
-    /// The calls of this step whose backward passes may follow: while there are any, the step goes on.
+    /// The calls of this step whose backward passes may follow. While there are any, the step does not end.
     static PENDING: RefCell<Vec<Weak<()>>> = const { RefCell::new(Vec::new()) };
     /// The number of calls since the step began.
     static CALLS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The number of calls after which a step ends although backward passes may follow: what they need is then moved out of the pools.
+/// The number of calls after which a step ends although backward passes may follow. The tensors that these need are then moved out of
+/// the pools.
 const MOST_CALLS: usize = 8;
 
 /// Returns this thread's manager of a device.
@@ -133,8 +134,8 @@ pub fn call_function(
     manager.call(function, inputs)
 }
 
-/// Notes that a function is not called any more, if its manager is one of this thread's. On another thread nothing is done: the
-/// graphs are dropped with their thread.
+/// Notes that a function is not called any more, if its manager belongs to this thread. Otherwise does nothing: the graphs are
+/// dropped at the end of their thread.
 pub fn unregister_later(device: &Device, function: FunctionId, owner: (ThreadId, u64)) {
     if DROPS.try_with(|drops| (thread::current().id(), drops.get()) == owner) == Ok(true) {
         let _ = UNUSED.try_with(|unused| {
@@ -255,7 +256,7 @@ impl _Captured {
     }
 }
 
-/// Returns what the captured functions of this thread did.
+/// Returns counts of the calls of this thread's captured functions.
 #[pyfunction]
 fn _capture_counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let totals = PyDict::new(py);

@@ -18,7 +18,7 @@ def _tensors(torch):
 
 
 def distributions(torch, D):
-    """Returns distributions by their names, each with a value."""
+    """Returns distributions by name, each with a value."""
     t = _tensors(torch)
     cov = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
     thin = torch.tensor([[1.0], [2.0], [0.5]], dtype=torch.float64)

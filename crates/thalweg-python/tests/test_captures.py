@@ -265,7 +265,7 @@ def test_graphed_callables_take_floats_of_other_dtypes():
 
 
 def successive_graphs(pool_of):
-    """Captures graphs of which each reads what the one before it left and nothing holds any more."""
+    """Captures graphs, each of which reads memory of the one before it that nothing holds any more."""
     x, current, side = th.ones(100), th.cuda.current_stream(), th.cuda.Stream()
     graphs = [th.cuda.CUDAGraph() for _ in range(3)]
     side.wait_stream(current)

@@ -10,7 +10,8 @@ from thalweg.nn import functional as F
 
 
 def counted(function):
-    """Returns the result of a call, and what it counted: loops, segments, kernels, programs, loops that let others pass."""
+    """Returns the result of a call, and the counters that it increased: loops, segments, kernels, programs, and loops
+    that waited while other commands were queued."""
     before = torch._core._compile_counters()
     result = function()
     return result, [after - former for after, former in zip(torch._core._compile_counters(), before)]

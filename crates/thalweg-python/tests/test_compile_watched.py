@@ -168,7 +168,7 @@ def test_effects_happen_each_time():
 
 
 def programs_with_state():
-    """Yields functions that change what they read, each in another way."""
+    """Yields functions that change state that they read, each in a different way."""
     holder, name, row, raw, seen = types.SimpleNamespace(n=1), "n", [1], bytearray(b"\1"), {"n": 1}
     module, append, length, update, view = types.ModuleType("own"), row.append, row.__len__, seen.update, memoryview(raw)
     module.n, numbers, tensor = 1, iter(range(100)), torch.ones(3)

@@ -1,4 +1,5 @@
-"""Numbers that a compiled function only widens, such as a loss's scores, are not stored; what reads them later finds them all the same."""
+"""Numbers that a compiled function only widens, such as the scores of a loss, are not stored, but code that reads them
+later gets them anyway."""
 
 import thalweg as torch
 import thalweg.nn.functional as F

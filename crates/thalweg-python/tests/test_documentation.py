@@ -48,7 +48,7 @@ def blocks(text):
 
 
 def matches(shown, printed):
-    """Returns whether a page shows what was printed."""
+    """Returns whether a page shows the printed output."""
     lines = []
     for line in shown.rstrip("\n").split("\n"):
         if line.strip() == "…":
@@ -87,7 +87,7 @@ def run_page(name, text):
 
 
 def run_console(name, block, folder):
-    """Runs the commands of a block, each followed by what it prints."""
+    """Runs the commands of a block, each of which is followed by its output."""
     environment = {**os.environ, "COLUMNS": "100"}
     for command, shown in re.findall(r"^\$ thalweg (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
         run = subprocess.run([command_line(), *command.split()], capture_output=True, text=True, cwd=folder, env=environment)

@@ -16,7 +16,7 @@ Place = _core.Place
 
 
 class Borrowed:
-    """A tensor of the front end: what a program calls of PyTorch's."""
+    """A tensor of the front end, with the methods of PyTorch that a program calls."""
 
     def __init__(self, tensor):
         self.tensor = tensor

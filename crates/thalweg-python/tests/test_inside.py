@@ -214,7 +214,7 @@ def test_passes_over_loaders_are_replaced_in_part():
     from thalweg.utils.data import dataloader
 
     class Own:
-        """A loader of a library, with the attributes that passes over it read."""
+        """A data loader that a library defines, with the attributes that an iterator over it reads."""
 
         dataset, collate_fn, drop_last, num_workers, pin_memory, generator = range(5), list, False, 0, False, None
         _dataset_kind, _auto_collation, _index_sampler = dataloader._DatasetKind.Map, True, [[0, 1], [4]]

@@ -1,4 +1,5 @@
-"""Functions that subclasses, other classes and modes take over, operators that modes receive, and operators of programs."""
+"""Functions that subclasses, other classes and modes override, operators that modes receive, and operators that
+programs define."""
 
 import copy
 

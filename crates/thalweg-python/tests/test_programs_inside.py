@@ -1,4 +1,5 @@
-"""Names of PyTorch's inside by which libraries ask what runs around a call, operators of libraries, and assignments of data, under PyTorch's name."""
+"""Names from PyTorch's internals by which libraries query the regions around a call, operators of libraries, and
+assignments of data, under PyTorch's name."""
 
 import itertools
 import math

@@ -68,7 +68,7 @@ def test_views_of_another_dtype():
 
 
 def test_options_of_printing():
-    """The printed texts are PyTorch's, except for the device."""
+    """Checks that the printed texts are PyTorch's, except for the device."""
     wide, ramp, z = th.tensor([[1.5, 2.25, -3.0], [1e5, 0.001, 7.0]]), th.arange(12.0).reshape(3, 4) / 7, th.tensor([1 + 2j, 0.5 - 1j])
 
     def text(x):

@@ -29,7 +29,7 @@ mod increment;
 use increment::Increment;
 
 const BUFFERS: usize = 32;
-/// The number of buffers that are kept alive by hand, besides the one in use.
+/// The number of buffers that stay alive besides the one in use.
 const KEPT: usize = 2;
 const ROUNDS: usize = 8;
 
@@ -98,7 +98,7 @@ struct Bench {
     side: Stream,
     main: Stream,
     elements: u64,
-    /// An input and an output of the other work.
+    /// The input and the output of the unrelated work.
     matrices: [Buffer; 2],
     product: Matmul,
     add_one: Increment,

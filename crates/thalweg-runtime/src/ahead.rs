@@ -1,4 +1,4 @@
-//! [`Ahead`]: what is made before it is asked for, by threads in the background.
+//! [`Ahead`]: values that background threads make before they are requested.
 //!
 //! Compiling a kernel takes a tenth of a second, and a program that calls operators one after the other would compile its kernels one
 //! after the other. So an operator that records a gradient announces the gradient's kernels ([`Ahead::expect`]), and threads compile them
@@ -143,7 +143,7 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Send + 'static> Ahead<K, T> {
 /// Whether the process ends.
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// The number of jobs that run on threads of ours.
+/// The number of jobs that run on background threads.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// A job that runs, for which the end of the process waits.

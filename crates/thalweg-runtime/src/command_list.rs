@@ -10,7 +10,7 @@
 //! - A list has all commands of the recorded calls, in their order, or there is none: whatever else is done on the stream, and each
 //!   address that is in no known memory, is a reason against a list.
 //! - An argument of a kernel is a word. A word with an address in known memory is an address: sizes and indices are smaller than any.
-//! - Given memory that overlaps in another way than while it was recorded, or is aligned less, does not fit the list.
+//! - Given memory that overlaps in a different way than while it was recorded, or is aligned less, does not fit the list.
 
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ pub fn record<T>(
     (result, recorder.and_then(list))
 }
 
-/// Returns the list of what was recorded.
+/// Returns the list of the recorded commands.
 fn list(recorder: Recorder) -> std::result::Result<CommandList, String> {
     if let Some(refusal) = recorder.refusal {
         return Err(refusal);

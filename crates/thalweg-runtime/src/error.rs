@@ -86,7 +86,7 @@ macro_rules! refuse {
     };
 }
 
-/// Does what [`refuse!`] does if a condition holds.
+/// Expands to [`refuse!`] under a condition.
 ///
 /// ```
 /// # use thalweg_runtime::{Error, Result, refuse_if};

@@ -124,7 +124,7 @@ impl Device {
         let host = || match kernel.reports_indices() {
             true => {
                 let words = self.out_of_range().words();
-                kernel.host_telling(Arc::new(move |slot, index, extent| {
+                kernel.host_reporting(Arc::new(move |slot, index, extent| {
                     words.report_index(slot, index, extent)
                 }))
             }

@@ -174,7 +174,7 @@ pub(crate) fn begin(stream: StreamKey) -> Recording {
 pub(crate) struct Recording;
 
 impl Recording {
-    /// Ends the recording, and returns what was recorded.
+    /// Ends the recording, and returns the recorded commands.
     pub(crate) fn end(self) -> Option<Recorder> {
         RECORDER.take()
     }

@@ -14,7 +14,7 @@
 //! An event that completes arbitrarily late is not a fault: it is an order of commands, and the schedule decides orders.
 //!
 //! The list is common to the machine; each fault strikes in the module of its subject. Those at a [`Point`] of the run
-//! belong to the executor, as [`Strike`]s. Those of links between devices are planned by `collective::links`, which the
+//! belong to the executor, as [`PlannedFault`]s. Those of links between devices are planned by `collective::links`, which the
 //! executor does not know.
 //!
 //! Requests, calls, commands and collectives are counted from 0, over the entire machine, from the moment of
@@ -24,7 +24,7 @@ use std::fmt;
 
 use thalweg_driver::Code;
 
-use crate::executor::faults::{Point, Strike};
+use crate::executor::faults::{PlannedFault, Point};
 use crate::refusal::Refusal;
 
 /// An error that happens once.
@@ -85,7 +85,7 @@ impl fmt::Display for Fault {
 
 impl Fault {
     /// Returns the point of the run at which the fault strikes; `None` for a fault of a link.
-    pub(crate) fn strike(self) -> Option<Strike> {
+    pub(crate) fn planned(self) -> Option<PlannedFault> {
         let (point, number, code) = match self {
             Self::OutOfMemory { request } => (Point::DeviceMemory, request, Code::OutOfMemory),
             Self::MapFails { call } => (Point::Map, call, Code::MapFailed),
@@ -98,6 +98,6 @@ impl Fault {
             }
             Self::LinkStalls { .. } => return None,
         };
-        Some(Strike { point, number, refusal: Refusal::new(code, format!("injected fault: {self}")) })
+        Some(PlannedFault { point, number, refusal: Refusal::new(code, format!("injected fault: {self}")) })
     }
 }

@@ -384,7 +384,7 @@ impl SimDriver {
     /// Plans faults, replacing those that were planned before and have not happened. See [`Fault`].
     pub fn inject(&self, faults: &[Fault]) {
         let mut locked = self.machine.lock();
-        locked.executor.faults.plan(faults.iter().filter_map(|fault| fault.strike()));
+        locked.executor.faults.plan(faults.iter().filter_map(|fault| fault.planned()));
         locked.executor.gate.plan_stalls(faults);
     }
 

@@ -15,7 +15,7 @@ use thalweg_runtime::{Device, Environment, Result, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::{Tensor, no_grad};
 
-/// A driver that accepts work and does none of it; the rest is a simulated GPU's.
+/// A driver that accepts commands without executing them. For everything else it is a simulated GPU.
 #[derive(Debug)]
 struct NullDriver(Arc<dyn Driver>);
 
@@ -43,13 +43,13 @@ impl Driver for NullDriver {
     }
 }
 
-/// Timed rounds; the median counts.
+/// The number of timed rounds, of which the median is reported.
 const ROUNDS: usize = 15;
 
 struct Bench {
     device: Device,
     json: bool,
-    /// The only figure to run; all if there is none.
+    /// The name of the only measurement to run; all of them if it is `None`.
     only: Option<String>,
 }
 

@@ -10,9 +10,9 @@ use thalweg_ir::DType;
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
 
-/// Timed rounds of a capture; the median counts.
+/// The number of timed rounds of a capture, of which the median is reported.
 const CAPTURES: usize = 15;
-/// Timed replays, the device waited for after each, so that no queue is full.
+/// The number of timed replays. The device is waited for after each, so that no queue is full.
 const REPLAYS: usize = 200;
 
 struct Bench {

@@ -1,4 +1,4 @@
-//! Compiled functions: their loops are fused, and what lies between the loops has planned memory.
+//! Compiled functions: their loops are fused, and the memory of results between the loops is planned.
 //!
 //! [`compile`] returns a function that runs as it is written, and computes the same bits. What it computes by loops waits until
 //! something else needs it, or the function ends; the loops that wait become a program ([`thalweg_graph`]), which is planned when it
@@ -78,7 +78,7 @@ pub fn is_compiling() -> bool {
     deferred::is_on()
 }
 
-/// Returns what the compiled functions of this thread did so far.
+/// Returns counts of the work of this thread's compiled functions so far.
 pub fn counters() -> Counters {
     deferred::counters()
 }

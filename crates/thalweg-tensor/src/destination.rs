@@ -91,7 +91,7 @@ pub(crate) fn offered<R>(offers: Offers, run: impl FnOnce() -> R) -> (R, SmallVe
     (result, taken)
 }
 
-/// Takes an offer back that is made beside others.
+/// A guard that withdraws an offer which was made in addition to others.
 struct TakenBack;
 
 impl Drop for TakenBack {
@@ -100,7 +100,7 @@ impl Drop for TakenBack {
     }
 }
 
-/// Runs a function whose kernels may take one more offer.
+/// Runs a function whose kernels may take one more offer than those that were made before.
 pub(crate) fn also_offered<R>(offer: Offer, run: impl FnOnce() -> R) -> R {
     OFFERS.with_borrow_mut(|offers| offers.push(offer));
     let _taken_back = TakenBack;
@@ -130,7 +130,7 @@ pub(crate) fn by_parts<R>(run: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs a function that may take no offer, since it is not known what becomes of its tensors.
+/// Runs a function that may take no offer, because its tensors may be used in unknown ways.
 pub(crate) fn without_offers<R>(run: impl FnOnce() -> R) -> R {
     if OFFERS.with_borrow(|offers| offers.is_empty()) {
         return run();
@@ -225,7 +225,7 @@ fn for_kernel(layout: &Layout, device: &Device, dtype: DType) -> Option<Tensor> 
 }
 
 /// Takes the offer whose memory a contiguous tensor is, if the kernel may overwrite the elements that it reads. The tensor may have
-/// another shape than the offer.
+/// a different shape than the offer.
 fn consumed(x: &Tensor) -> Option<Tensor> {
     if !x.is_contiguous() {
         return None;

@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::thread::LocalKey;
 
-/// The cell of such a value in `thread_local!`.
+/// A thread-local cell of such a value, in `thread_local!`.
 pub(crate) type Scoped<T> = RefCell<ManuallyDrop<T>>;
 
-/// Creates a cell with the value outside all scopes, which must own no memory.
+/// Creates a cell with the value that holds outside of all scopes. The value must own no memory.
 pub(crate) const fn scoped<T>(value: T) -> Scoped<T> {
     RefCell::new(ManuallyDrop::new(value))
 }

@@ -19,7 +19,7 @@ pub(crate) struct Storage {
     /// The address of the buffer, to be read without the lock; [`MOVES`] if only the buffer knows it.
     address: AtomicU64,
     buffer: Mutex<Buffer>,
-    /// The one who gives the storage its memory, if it has none yet: see [`PENDING`].
+    /// The object that allocates the storage's memory when it is needed, if the storage has none yet: see [`PENDING`].
     promise: OnceLock<Box<dyn Promise>>,
     /// Whether the memory may be replaced; memory of another library may not.
     is_resizable: AtomicBool,
@@ -53,7 +53,7 @@ const GIVEN_BACK: u64 = u64::MAX - 1;
 /// The address if the memory is allocated when it is first needed: by work that is deferred, or by who reads the address.
 const PENDING: u64 = u64::MAX - 2;
 
-/// The one who gives a storage its memory.
+/// An object that allocates the memory of a storage when it is needed.
 pub(crate) trait Promise: Send + Sync {
     /// Returns the size of the memory in bytes.
     fn bytes(&self) -> u64;
@@ -209,7 +209,7 @@ impl Storage {
         *own = buffer;
     }
 
-    /// Returns whether nothing but nodes that have not run holds the storage, and the `own` references of the caller.
+    /// Returns whether only nodes that have not run yet hold the storage, apart from `own` references of the caller.
     pub(crate) fn is_only_saved(this: &Arc<Self>, own: usize) -> bool {
         let saved = this.saved_holders.load(Ordering::Acquire) as usize;
         saved > 0
@@ -223,15 +223,15 @@ impl Storage {
         self.saved_holders.load(Ordering::Acquire) > 0
     }
 
-    /// Makes the memory stay where it is: [`forget`](Self::forget) takes it no more.
+    /// Makes the memory permanent: [`forget`](Self::forget) no longer takes it.
     pub(crate) fn keep_memory(&self) {
         // Ordered before the reader's load of the address: see [`Storage::forget`].
         self.must_stay.store(true, Ordering::SeqCst);
     }
 
-    /// Takes memory whose content deferred work computes again when the address is read; the caller adds that work before another
-    /// thread can look for it. `None` if a node has begun to read the memory, or if it was never promised. `nothing` is a buffer of no
-    /// bytes.
+    /// Takes the memory from a storage whose content deferred work can compute again when its address is read. The caller must add
+    /// that work before another thread can search for it. Returns `None` if a node has begun to read the memory, or if it was never
+    /// promised. `nothing` is an empty buffer.
     pub(crate) fn forget(&self, nothing: Buffer) -> Option<Buffer> {
         let address = self.address.load(Ordering::Acquire);
         if self.promise.get().is_none() || address >= PENDING {
@@ -264,7 +264,8 @@ impl Storage {
         self.buffer.get_mut()
     }
 
-    /// Returns the number of holders of a storage, without loops that are deferred: what writes it is ordered after them.
+    /// Returns the number of holders of a storage, without deferred loops: commands that write the storage are ordered after these
+    /// loops anyway.
     pub(crate) fn holders(this: &Arc<Self>) -> usize {
         let deferred = this.deferred_holders.load(Ordering::Acquire) as usize;
         Arc::strong_count(this).saturating_sub(deferred)
@@ -274,12 +275,12 @@ impl Storage {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Returns the number of writes that were counted: those in place, and those of loops that waited.
+    /// Returns the number of counted writes: in-place writes, and writes by loops that waited.
     pub(crate) fn writes(&self) -> u32 {
         self.writes.load(Ordering::Acquire)
     }
 
-    /// Counts a write that no version counts.
+    /// Counts a write that no tensor's version counts.
     pub(crate) fn count_write(&self) {
         self.writes.fetch_add(1, Ordering::AcqRel);
     }
@@ -323,7 +324,7 @@ impl Storage {
         Ok(address)
     }
 
-    /// Moves the content to memory that others may write, and keeps that from now on.
+    /// Moves the content to memory that may be written from outside, and uses that memory from now on.
     pub(crate) fn move_to(&self, memory: Buffer, label: Label) -> Result<()> {
         queue_deferred(label)?;
         self.keep_memory();

@@ -66,7 +66,7 @@ pub type Tensors = SmallVec<[Tensor; 2]>;
 /// |---|---|
 /// | make one | [`zeros`](Self::zeros), [`ones`](Self::ones), [`full`](Self::full), [`empty`](Self::empty), [`arange`](Self::arange), [`rand`](Self::rand), [`randn`](Self::randn), [`from_slice`](Self::from_slice) |
 /// | inspect it | [`shape`](Self::shape), [`dtype`](Self::dtype), [`device`](Self::device), [`layout`](Self::layout), [`is_contiguous`](Self::is_contiguous) |
-/// | view it in another way | [`reshape`](Self::reshape), [`transpose`](Self::transpose), [`narrow`](Self::narrow), [`i`](Self::i), [`expand`](Self::expand), [`unsqueeze`](Self::unsqueeze) |
+/// | view it in a different way | [`reshape`](Self::reshape), [`transpose`](Self::transpose), [`narrow`](Self::narrow), [`i`](Self::i), [`expand`](Self::expand), [`unsqueeze`](Self::unsqueeze) |
 /// | compute | [`add`](Self::add), [`exp`](Self::exp), [`matmul`](Self::matmul), [`softmax`](Self::softmax), [`topk`](Self::topk), [`einsum`](Self::einsum), … |
 /// | reduce | [`sum`](Self::sum), [`mean`](Self::mean), [`argmax`](Self::argmax), [`quantile`](Self::quantile), [`allclose`](Self::allclose) |
 /// | write in place | [`add_`](Self::add_), [`fill_`](Self::fill_), [`copy_`](Self::copy_), [`assign`](Self::assign) |
@@ -580,7 +580,7 @@ impl Tensor {
         made
     }
 
-    /// Returns the tensor, with its place in the graph, as what represents a gradient there that is not made of its elements.
+    /// Returns the tensor, with its place in the graph, as a representative of a gradient that does not consist of its elements.
     #[must_use]
     pub fn representing(&self, external: Arc<dyn ExternalGradient>) -> Self {
         let autograd = AutogradMeta::leaf(false);
@@ -595,7 +595,7 @@ impl Tensor {
         made
     }
 
-    /// Returns the gradient that the tensor represents, if that is not made of its elements.
+    /// Returns the gradient that the tensor represents, if that does not consist of its elements.
     pub fn external(&self) -> Option<&Arc<dyn ExternalGradient>> {
         self.0.external.as_ref()
     }
@@ -715,7 +715,8 @@ impl Tensor {
         in_call("to_vec", &[self], label.location, || self.read(label, None))
     }
 
-    /// Copies the elements to the host; `kind` is the obstacle that an audit reports for it, if it is not just a copy.
+    /// Copies the elements to the host. `kind` is the obstacle that an audit reports for the copy, if it is more specific than a
+    /// copy.
     pub(crate) fn read<T: HostElement>(&self, label: Label, kind: Option<ObstacleKind>) -> Result<Vec<T>> {
         let readable =
             self.dtype() == T::TENSOR_DTYPE || (self.dtype() == DType::Bool && T::TENSOR_DTYPE == DType::U8);

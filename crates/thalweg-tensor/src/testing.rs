@@ -1,6 +1,6 @@
 //! Tests of operators from samples, for built-in operators and a program's own.
 //!
-//! [`check_operator`] takes calls of an operator and a reference function that computes the same result in another way. It
+//! [`check_operator`] takes calls of an operator and a reference function that computes the same result in a different way. It
 //! compares results with the reference, for contiguous inputs and inputs with gaps between their elements; dtypes, shapes and
 //! strides with those on [`Device::meta`]; and gradients with finite differences. It also runs the calls on a simulated GPU that
 //! finds races and lifetime bugs. [`check_entry`] does so for an elementwise [`LoopOp`], from the samples and the reference of

@@ -17,8 +17,8 @@ impl Tensor {
         self.bump_version();
     }
 
-    /// Changes the layout, also of all clones, to one that `view` computes from the current one. If another thread changes the
-    /// layout meanwhile, the result or the error of `view` may be due to both layouts: it is computed again.
+    /// Changes the layout of this tensor and of all its clones to one that `view` computes from the current layout. If another thread
+    /// changes the layout meanwhile, `view` may have seen a mixture of both layouts, so it is called again.
     pub(crate) fn update_layout(&self, mut view: impl FnMut() -> Result<Self>) -> Result<Self> {
         let layouts = &self.0.layouts;
         loop {

@@ -1,4 +1,4 @@
-"""Fused Adam and AdamW inside PyTorch: what `kernels.py --check` and `--time` call."""
+"""Fused Adam and AdamW inside PyTorch, for `kernels.py --check` and `--time`."""
 
 import torch
 import thalweg_torch
@@ -8,7 +8,7 @@ OPERATORS = ["_fused_adam_", "_fused_adamw_"]
 
 
 def gpt2_sizes(features=768, layers=12, vocabulary=50304, tokens=1024):
-    """The sizes of GPT-2's parameters."""
+    """Returns the sizes of GPT-2's parameters."""
     block = [features] * 4 + [3 * features * features, 3 * features, features * features, features]
     block += [4 * features * features, 4 * features, 4 * features * features, features]
     return [vocabulary * features, tokens * features] + layers * block + [features] * 2
@@ -56,7 +56,7 @@ def cases():
 
 
 def parameters_of(device, dtype, exact):
-    """Parameters of several layouts, more than one launch takes, whose values float64 has, too."""
+    """Returns parameters of several layouts, more than one launch takes, whose values are exact in float64 as well."""
     generator = torch.Generator().manual_seed(2)
     sizes = [(3,), (64, 33), (4096,), (5000,), (0, 3), (2, 6, 5, 5)] + [(7,)] * 90
     made = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
@@ -132,7 +132,8 @@ def compare(what, theirs, ours, exact, dtype):
 
 
 def check_passed_on(device):
-    """Tensors that do not fit together are PyTorch's: its exceptions, and its results."""
+    """Checks that calls with tensors that do not fit together are passed on to PyTorch, with its exceptions and its
+    results."""
     thalweg_torch.enable_kernels(everywhere=True, device=device)
     before = calls()
     parameter = torch.zeros(3, 4, device=device, dtype=torch.float64)

@@ -97,7 +97,7 @@ class Case:
         return aten.native_layer_norm_backward(*arguments, [True, False, False])[:1]
 
     def exact(self):
-        """The results by formulas in float64."""
+        """Returns the results by formulas in float64."""
         x, gradient = self.x.double(), self.gradient.double()
         if self.operator == "_softmax":
             return (torch.exp(x - x.amax(1, True)) / torch.exp(x - x.amax(1, True)).sum(1, keepdim=True),)

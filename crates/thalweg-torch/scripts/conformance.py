@@ -1,4 +1,4 @@
-"""PyTorch's own samples with kernels inside PyTorch (`thalweg_torch.enable_kernels`) and without.
+"""Runs PyTorch's own samples with and without kernels inside PyTorch (`thalweg_torch.enable_kernels`).
 
     python conformance.py --samples              of every operator of PyTorch's database (OpInfo) that comes to a kernel: results, gradients, errors
     python conformance.py --modules              of every module of PyTorch's database (ModuleInfo) that comes to a kernel
@@ -34,7 +34,7 @@ def enable(device):
 
 
 def tensors(value):
-    """The tensors of a result, in order."""
+    """Returns the tensors of a result, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -66,7 +66,7 @@ def outcome(function, leaves):
 
 
 def compare(name, theirs, ours, dtype):
-    """Returns what differs, or None."""
+    """Returns a description of the difference, or None."""
     if isinstance(theirs, tuple) or isinstance(ours, tuple):
         return None if theirs == ours else f"{name}: {theirs if isinstance(theirs, tuple) else 'results'}, ours {ours if isinstance(ours, tuple) else 'results'}"
     # Gradients of rounded results are rounded twice.
@@ -87,7 +87,7 @@ def leaves_of(sample):
 
 
 def is_sampled(operator, device):
-    """Whether one of an operator's first samples comes to a kernel."""
+    """Returns whether one of an operator's first samples is computed by a kernel."""
     if operator.name in UNLISTED:
         return True
     for dtype in DTYPES:
@@ -109,7 +109,7 @@ def is_sampled(operator, device):
 
 
 def check_samples(device, seconds, part, parts):
-    """PyTorch's samples of every operator that comes to a kernel, and its samples of errors."""
+    """Runs PyTorch's samples of every operator that has a kernel, and its samples of errors."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     begin, wrong, skipped, total = time.perf_counter(), [], [], 0
@@ -211,7 +211,7 @@ def check_modules(device, seconds):
 
 
 def note(wrong, different):
-    """Keeps what differs, and prints it at once."""
+    """Stores a difference, and prints it immediately."""
     if different:
         wrong.append(different)
         print("DIFFERENT", different, flush=True)

@@ -1,4 +1,5 @@
-"""Measures how little memory a training run needs: under limits between what is live and what PyTorch reserves, which allocator completes.
+"""Measures the least memory that a training run needs: with limits between the live memory and the memory that PyTorch
+reserves, which allocator completes the run.
 
     python3 fragmentation.py [factor ...]
 

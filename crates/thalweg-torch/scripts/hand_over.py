@@ -1,4 +1,5 @@
-"""Buffers that a side stream fills and the main one uses: what is reserved, and how long it takes, with each way of saying so.
+"""Measures buffers that a side stream fills and the main one uses: reserved memory and time, with each way of recording
+that use.
 
     python3 hand_over.py [allocator:mode ...]
 

@@ -60,7 +60,7 @@ def check_formed(device):
 
 
 def poison(case):
-    """Leaves NaN where the next results will be."""
+    """Writes NaN to the memory that the next results will get."""
     results = case.call()
     for result in results:
         result.fill_(float("nan"))
@@ -366,7 +366,7 @@ class Captured:
 
 
 def captured(case, calls, ours):
-    """A graph of calls, so that the host takes no part in their time."""
+    """Captures calls as a graph, so that the host does not influence their time."""
     for _ in range(2):
         case.call()
     if case.operator == "embedding_dense_backward":
@@ -388,8 +388,9 @@ def microseconds(graph, calls):
 
 
 def on_gpu(case, calls, rounds=7, operators=None):
-    """Microseconds of one call on the GPU, PyTorch's and ours, the ratio, and what PyTorch says if it refuses the call: medians of rounds that run both, in
-    alternating order. PyTorch's time and the ratio are None if it refuses."""
+    """Returns microseconds of one call on the GPU with PyTorch's kernel and with ours, their ratio, and PyTorch's
+    message if it refuses the call. Times are medians of rounds that run both, in alternating order. PyTorch's time and
+    the ratio are None if it refuses."""
     thalweg_torch.disable_kernels()
     theirs, refusal = None, ""
     try:
@@ -411,7 +412,7 @@ def on_gpu(case, calls, rounds=7, operators=None):
 
 
 def speeds(case, calls, rate, **how):
-    """A row of a case's times: PyTorch's and ours, and both in % of a copy; and the text of it."""
+    """Returns a row of a case's times: PyTorch's and ours, and both in % of a copy; and the text of it."""
     theirs, ours, ratio, refusal = on_gpu(case, calls, **how)
     percent_pytorch, percent = (time and 100 * case.bytes() / rate / time for time in (theirs, ours))
     row = dict(pytorch=theirs, ours=ours, ratio=ratio, percent_pytorch=percent_pytorch, percent=percent)
@@ -421,7 +422,8 @@ def speeds(case, calls, rate, **how):
 
 
 def on_host(case, calls=200):
-    """Microseconds of one call on the host: the median of 9 rounds that the GPU keeps up with, or whose work it queues."""
+    """Returns microseconds of one call on the host: the median of 9 rounds, in which the GPU keeps up or has room in
+    its queue."""
     times = []
     for _ in range(10):
         torch.cuda.synchronize()
@@ -570,7 +572,7 @@ def measure_formed(path, seconds):
 
 
 def measure_host(lines):
-    """The host's time of a call of one small shape: PyTorch's, ours, and one that is passed on."""
+    """Measures the host's time of a call with one small shape: PyTorch's, ours, and that of a call that is passed on."""
     for dtype in (torch.bfloat16, torch.float32):
         for operator in TIMED:
             thalweg_torch.disable_kernels()

@@ -1,5 +1,5 @@
-"""Whether both tiers fit the PyTorch of this machine, without a GPU: they are put in place, asked, and the second is taken out
-again; and what the package does in Python alone.
+"""Checks that both tiers work with the PyTorch of this machine, without a GPU: both are installed and queried, and the
+second is removed again. Also checks the parts of the package that are pure Python.
 
     python3 load.py
 
@@ -146,7 +146,7 @@ def builds():
 
 
 def fallback():
-    """An object that cannot be used is not used: the hooks are, with a warning."""
+    """Checks that a shared object that cannot be loaded is replaced by the hooks, with a warning."""
     import shutil
     import threading
     import warnings
@@ -191,7 +191,7 @@ def fallback():
 
 
 def uses():
-    """The tensors that are reported after an operator, with made-up streams."""
+    """Returns the tensors that are reported after an operator, with made-up streams."""
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -229,7 +229,7 @@ def uses():
         return tensor.untyped_storage().data_ptr()
 
     def after(operator, *tensors):
-        """The reports if these were recorded."""
+        """Returns the reports if these were recorded."""
         mode = _uses._mode("torch._dynamo" in sys.modules)()
         for tensor in tensors:
             mode.recorded[address(tensor)] = (StorageWeakRef(tensor.untyped_storage()), {stream})
@@ -283,7 +283,7 @@ atexit.register(lambda: (pickle.dumps(Thing()), print("exit")))
 
 
 def program():
-    """A program runs as `python` runs it."""
+    """Runs a program as `python` would."""
     with tempfile.TemporaryDirectory() as folder:
         folder = os.path.realpath(folder)
         with open(os.path.join(folder, "script.py"), "w") as file:

@@ -80,7 +80,7 @@ class ResNet(nn.Module):
 
 
 class Training:
-    """A model with an optimizer and batches that it goes through in turn, all from one seed."""
+    """A model with an optimizer and batches that are used in turn, all drawn from one seed."""
 
     def __init__(self, name, device, off=False, exact=False):
         torch.manual_seed(0)
@@ -154,7 +154,7 @@ def counts():
 
 
 def distance(losses, others):
-    """The median of the differences of two rows of losses, in parts of the mean loss."""
+    """Returns the median of the differences of two rows of losses, in parts of the mean loss."""
     return statistics.median(abs(a - b) for a, b in zip(losses, others)) / statistics.mean(others)
 
 

@@ -1,4 +1,5 @@
-"""Measures what an allocation and its free cost: PyTorch's own allocator, the hooks and the native class, each in a process of its own.
+"""Measures the cost of an allocation and its free with PyTorch's own allocator, with the hooks and with the native
+class, each in a separate process.
 
     python3 pairs.py [--quick] [--repeat N] [pytorch] [hooks] [native]
 

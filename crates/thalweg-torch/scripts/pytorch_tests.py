@@ -33,7 +33,7 @@ AT_A_TIME = 64
 
 
 class Plugin:
-    """Chooses this process's tests, runs them in each run, and writes what becomes of them as it happens."""
+    """Chooses this process's tests, runs them in each configuration, and writes each test's outcome immediately."""
 
     def __init__(self, work):
         self.work, self.run, self.outcome = work, None, None
@@ -113,7 +113,7 @@ def is_sound():
 
 
 def words_of_kernels(run, device):
-    """An expression for pytest's `-k`: the names of operators that have a kernel in a run, as tests and modules have them."""
+    """Returns an expression for pytest's `-k`: the names of operators that have a kernel in a run, as tests and modules have them."""
     import thalweg_torch
 
     switch(run, device)
@@ -148,7 +148,7 @@ def work(path):
 
 
 class Part:
-    """The tests of one process, which is started anew for those that are left."""
+    """The tests of one process, which is started again for the tests that remain."""
 
     def __init__(self, options, scratch, name, runs, part=(0, 1), only=None):
         self.options, self.runs, self.only, self.part = options, runs, only, part
@@ -231,7 +231,7 @@ class Part:
 
 
 def finish(parts, until, what):
-    """Waits for all parts, and reports their progress; those that are not done in time are stopped."""
+    """Waits for all parts, and reports their progress. Parts that take too long are stopped."""
     begin = told = time.monotonic()
     while not all(part.ended for part in parts) and time.monotonic() < until:
         time.sleep(0.5)
@@ -259,7 +259,7 @@ def progress(parts):
 
 
 def differences(outcomes, runs):
-    """Tests that pass without kernels and not with them: (run, test)."""
+    """Returns the tests that pass without kernels but fail with them: (run, test)."""
     good = {test for (run, test), entry in outcomes.items() if run == "pytorch" and entry["outcome"] in GOOD}
     return [(run, test) for (run, test), entry in outcomes.items() if run != "pytorch" and test in good and entry["outcome"] == "failed"]
 

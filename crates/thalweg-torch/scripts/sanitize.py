@@ -1,4 +1,4 @@
-"""Checks that the sanitizer finds the bugs of small programs, and nothing in their corrected twins.
+"""Checks that the sanitizer finds the bugs in small programs, and nothing in their corrected versions.
 
     python3 sanitize.py [name ...]
 

@@ -1,4 +1,4 @@
-"""Whether the allocator works inside this machine's PyTorch: each check in a process of its own, in both tiers.
+"""Checks that the allocator works inside this machine's PyTorch. Each check runs in a separate process, in both tiers.
 
     python3 smoke.py [--tier 1|2] [check ...]
 
@@ -66,7 +66,7 @@ def statistics(torch, thalweg_torch, tier):
 
 
 def exceptions(torch, thalweg_torch, tier):
-    """A tensor that is freed while an exception is under way takes nothing from it."""
+    """Checks that freeing a tensor while an exception is being handled does not clear that exception."""
     torch.cuda.memory._record_memory_history()
     source = "def raising(make):\n    return (\n        make(),\n        int('mine'),\n    )\n"
     names = {}

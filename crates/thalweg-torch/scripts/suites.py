@@ -36,7 +36,7 @@ GOOD = ("passed", "expected failure")
 
 
 class Written(unittest.TestResult):
-    """Writes what becomes of each test as it happens, so that a crash loses one test only."""
+    """Writes each test's outcome immediately, so that a crash loses only one test."""
 
     def __init__(self, file):
         super().__init__()
@@ -129,8 +129,8 @@ class Runs:
             print(json.dumps(self.entries[-1]), file=self.out, flush=True)
 
     def run(self, file, way, gpus, names):
-        """The names of all tests of a file, and the entries of those that ran in one process, the last of them perhaps one that
-        ended it."""
+        """Returns the names of all tests of a file, and the outcomes of those that ran in one process. The last of
+        these may have crashed the process."""
         path = os.path.abspath(os.path.join(self.options.folder, file))
         folder = os.path.dirname(path)
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{folder}"}
@@ -158,7 +158,7 @@ class Runs:
         return lines[0], entries
 
     def wait(self, process, out):
-        """Until it ends, or does nothing for too long: how it ended."""
+        """Waits until the process ends, or makes no progress for too long. Returns how it ended."""
         size, since = 0, time.monotonic()
         while True:
             try:
@@ -174,7 +174,7 @@ class Runs:
                 return f"hung for {self.options.limit} s"
 
     def in_order(self, file, way, gpus):
-        """Runs all tests of a file; after one that ends its process, the rest in a new one."""
+        """Runs all tests of a file. After a test that ends its process, the remaining tests run in a new one."""
         names, left = None, None
         while left is None or left:
             all_names, entries = self.run(file, way, gpus, left)
@@ -197,7 +197,7 @@ class Runs:
 
 
 def gpus_in_groups(count):
-    """Groups of GPUs, each as CUDA_VISIBLE_DEVICES has it."""
+    """Returns groups of GPUs in the notation of CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
@@ -253,7 +253,7 @@ def run_file(runs, file):
 
 
 def report(runs):
-    """Prints counts and differences: the number of tests that pass under PyTorch's allocator only."""
+    """Prints counts and differences. Returns the number of tests that pass only under PyTorch's allocator."""
     by_test, counts = collections.defaultdict(dict), collections.Counter()
     for entry in runs.entries:
         by_test[entry["file"], entry["mode"], entry["test"]][entry["way"]] = entry

@@ -1,4 +1,4 @@
-"""Programs whose memory is compared: each is a function that runs some steps and returns what the steps computed.
+"""Programs whose memory is compared: each is a function that runs some steps and returns their results.
 
 Everything is defined here, so that nothing but PyTorch is needed. Seeds are fixed and algorithms deterministic: two runs that differ
 in their allocator alone compute the same bits.
@@ -108,7 +108,7 @@ def gpt_reduce_overhead(steps, timer):
 
 
 def gpt_captured(steps, timer):
-    """The whole step in one graph: forward, backward, optimizer."""
+    """Captures the entire step in one graph: forward pass, backward pass, optimizer."""
     model = GPT().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=True)
     batches = [_tokens(8, 1024) for _ in range(4)]
@@ -202,7 +202,7 @@ def resnet(steps, timer):
 
 
 def gnn(steps, timer):
-    """Message passing over graphs of random sizes: no two steps ask for the same memory."""
+    """Message passing over graphs of random sizes, so that no two steps request the same memory."""
     width, layers = 192, 4
     model = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(layers)).to(DEVICE)
     head = nn.Linear(width, 16).to(DEVICE)

@@ -145,7 +145,7 @@ impl Allocator {
         self.with_device(device, |device| device.set_stream_transient(cuda_stream))
     }
 
-    /// Returns a device, if it is open.
+    /// Returns a device if it has been opened.
     pub(crate) fn opened(&self, index: i32) -> Option<&Arc<OpenDevice>> {
         usize::try_from(index).ok().and_then(|index| self.devices.get(index)?.get())
     }
@@ -242,7 +242,8 @@ impl Allocator {
         sanitizer.at_line_of(call, &self.stacks)
     }
 
-    /// Returns at least `bytes` of memory of a device for work on one of its streams, by its `cudaStream_t`; 0 for 0 bytes.
+    /// Allocates at least `bytes` bytes of a device's memory for work on one of its streams, given as `cudaStream_t`; returns 0 for 0
+    /// bytes.
     ///
     /// # Errors
     /// [`Status::OutOfMemory`](crate::Status::OutOfMemory), and the driver's errors.
@@ -372,7 +373,7 @@ impl Allocator {
 }
 
 impl Allocator {
-    /// Empties the cache of the pools of one name that are no longer held. A pool that is held may contain a graph.
+    /// Empties the cache of the pools with one name that are no longer held. (A pool that is held may contain a graph.)
     pub(crate) fn empty_pool_cache(&self, pool: PoolName) -> Result<()> {
         let _context = self.keep_context();
         let mut outcome = Ok(());

@@ -155,7 +155,7 @@ impl OpenDevice {
         );
     }
 
-    /// Reports a free before the block is returned: afterwards it may at once have another owner.
+    /// Reports a free before the block is returned, because it may immediately be allocated again.
     #[inline]
     pub(crate) fn report_freed(&self, address: u64) {
         if let Some(instrument) = self.device.driver().instrument() {
@@ -163,8 +163,8 @@ impl OpenDevice {
         }
     }
 
-    /// Records a use on the default stream of a current green context. PyTorch takes it for the device's default stream, so freed
-    /// memory may be in use there although no use was recorded.
+    /// Records a use on the default stream of the current green context. PyTorch does not distinguish that stream from the device's
+    /// default stream, so freed memory may be in use there although no use was recorded.
     #[inline]
     pub(crate) fn note_green_use(&self, block: &Block) -> Result<()> {
         if !self.streams.has_green() {

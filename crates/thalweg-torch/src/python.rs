@@ -273,7 +273,7 @@ mod tests {
 
     extern "C" fn ignore_number(_: c_int) {}
 
-    /// Fails, as Python does for a name that is not text: with an exception of its own.
+    /// Raises an exception of its own, as Python does for a name that is not text.
     extern "C" fn fail(_: Object, _: *const c_char) -> Object {
         assert_eq!(PENDING.replace(9), 0, "Python's functions are not called while an exception travels");
         null_mut()

@@ -27,10 +27,11 @@ use crate::python::PythonStacks;
 
 /// A recorder that keeps stacks for a caller.
 pub(crate) trait Recorder: Send + Sync {
-    /// Takes the calling thread's stack and keeps it under a number. Returns whether there is a stack. No lock is held.
+    /// Takes the calling thread's stack and stores it under a number. Returns whether there is a stack. No lock is held during the
+    /// call.
     fn take(&self, stack: StackId) -> bool;
 
-    /// Removes a stack, whose number has no references any more. No lock is held.
+    /// Removes a stack whose number has no more references. No lock is held during the call.
     fn forget(&self, stack: StackId);
 }
 
@@ -165,8 +166,8 @@ impl Stacks {
         self.gate.pass(|| Some(body()))
     }
 
-    /// Stops all calls that may wait for the interpreter, and waits for the threads inside such calls: they need the
-    /// interpreter's lock, which the caller must not hold.
+    /// Ends all calls that may wait for the interpreter, and waits for the threads inside such calls. They need the interpreter's
+    /// lock, which the caller must not hold.
     pub(crate) fn stop(&self) {
         self.gate.close();
     }

@@ -1,5 +1,5 @@
-//! An operator with a user's own kernel, max(x, 0)²: CUDA C for a GPU, the same work on the host for the simulated one, and its
-//! gradient.
+//! A user-defined operator with its own kernel, max(x, 0)²: CUDA C for a GPU, the same work on the host for the simulated one, and
+//! its gradient.
 //!
 //! ```text
 //! cargo run --release --example user_kernel -- --device sim

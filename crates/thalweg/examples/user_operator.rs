@@ -1,4 +1,4 @@
-//! A user's own operator, max(x, 0)²: a formula, from which its kernels, its gradient and its tests are derived.
+//! A user-defined operator, max(x, 0)²: a formula, from which its kernels, its gradient and its tests are derived.
 //!
 //! ```text
 //! cargo run --release --example user_operator -- --device sim

@@ -53,7 +53,7 @@ pub fn collect(
     super::pack(out, FOLDER, "kernels.tar.xz", "xz -9")
 }
 
-/// Returns the arguments with which a program uses the same kernels as on a GPU: several calls, or none.
+/// Returns the calls of a program that together use the kernels that it uses on a GPU, each as its arguments.
 fn calls(program: &BuiltProgram) -> Vec<&'static [&'static str]> {
     match (program.kind, program.name.as_str()) {
         // This program has its own kernels, which need no compiler.

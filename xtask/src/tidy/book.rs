@@ -40,7 +40,7 @@ pub fn check(root: &Path, texts: &BTreeMap<String, String>, findings: &mut Vec<F
     }
 }
 
-/// Returns what is wrong with a link of a file.
+/// Returns the fault of a link in a file, if it has one.
 fn broken(root: &Path, texts: &BTreeMap<String, String>, file: &str, target: &str) -> Option<&'static str> {
     let (path, heading) = target.split_once('#').map_or((target, None), |(path, name)| (path, Some(name)));
     if let Some(path) = SOURCES.iter().find_map(|address| path.strip_prefix(address)) {

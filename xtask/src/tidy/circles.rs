@@ -1,4 +1,4 @@
-//! Modules that use each other in a circle, or a room that is above their own.
+//! Modules that depend on each other in a circle, or on a room above their own.
 //!
 //! A circle of modules can only be understood together, so it is kept small: at most a hub with spokes. A use is a name in a
 //! `use`, or a path from `crate`, `super` or a child, outside of tests and documentation. A name that another module re-exports

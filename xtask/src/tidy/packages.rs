@@ -71,8 +71,8 @@ fn add(findings: &mut Vec<Finding>, file: &str, line: usize, what: String) {
     findings.push(Finding { level: Level::Error, file: file.to_owned(), line, what });
 }
 
-/// Returns which tests of a file of a library do not run, because its manifest turns such tests off. (A test binary of a library
-/// compiles all of it once more, and looking for the tests of its documentation reads all of it.)
+/// Returns the tests in a library's file that do not run, because its manifest turns unit or documentation tests off. (A test binary
+/// of a library compiles the complete library again, and a search for documentation tests reads all of it.)
 ///
 /// Tests of a file that is a module of the integration tests, `in_integration`, run there.
 pub fn unused_tests(manifest: &str, source: &str, in_integration: bool) -> Option<&'static str> {
@@ -101,7 +101,7 @@ fn internal_without_version(manifest: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Returns what a manifest lacks.
+/// Returns the fields that a manifest lacks.
 fn missing_fields(manifest: &str) -> Vec<String> {
     let package = manifest.split("\n[").next().unwrap_or_default();
     let has = |key: &str| {

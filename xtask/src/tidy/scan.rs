@@ -13,7 +13,7 @@ pub struct Function {
     pub lines: usize,
 }
 
-/// Returns the functions of a source, those inside others too, in the order of their beginning.
+/// Returns the functions of a source, including nested ones, by their beginnings.
 pub fn functions(source: &str) -> Vec<Function> {
     let code = blank(source);
     let line_of = |place: usize| 1 + code[..place].iter().filter(|&&byte| byte == b'\n').count();

@@ -121,7 +121,8 @@ pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Returns whether a line in lower case says that something "is no" something. "There is no" is another thing, and so is a comparison.
+/// Returns whether a line in lower case says that something "is no" something. "There is no" does not count, and neither does a
+/// comparison.
 fn is_no(line: &str) -> bool {
     [" is no ", " are no ", " was no ", " were no "].iter().any(|verb| {
         line.match_indices(verb).any(|(place, _)| {

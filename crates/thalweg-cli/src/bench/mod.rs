@@ -35,7 +35,7 @@ Examples:
 
 The exit status is 1 if an operator failed.")]
 pub struct BenchArgs {
-    /// Names of operators, or parts of names of families; all of them without any
+    /// Names of operators, or parts of names of families [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// The device: cuda, cuda:1, sim; by default the GPU, if there is one

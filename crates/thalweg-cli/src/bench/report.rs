@@ -162,12 +162,27 @@ impl Report {
         text
     }
 
-    /// Returns a page with a bar per row, by families: the ratio, or the share of a copy if PyTorch was not measured.
+    /// Returns a page with a bar per row, by families: the ratio, or the share of a copy if the report has no peer.
     pub fn as_html(&self) -> String {
         let escape = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;");
         let mut families: BTreeMap<&str, Vec<&Line>> = BTreeMap::new();
         self.lines.iter().for_each(|line| families.entry(&line.row.family).or_default().push(line));
-        let mut body = String::new();
+        let (width_of_one, legend) = match &self.peer {
+            Some(peer) => (
+                25.0,
+                format!(
+                    "Each figure is the time of a row divided by that of {peer}: below 1 is faster. \
+                     <i class=equal></i> at most {EQUAL} <i class=behind></i> up to {SLOW} <i class=slow></i> above {SLOW}",
+                    peer = escape(peer)
+                ),
+            ),
+            None => (
+                100.0,
+                "Each figure is the speed of a row as a share of the speed of a copy: 1 is as fast as a copy of the same bytes."
+                    .to_owned(),
+            ),
+        };
+        let mut body = format!("<p>{legend}</p>\n");
         for (family, lines) in families {
             let _ = writeln!(
                 body,
@@ -176,7 +191,7 @@ impl Report {
             );
             for line in lines {
                 let ratio = line.ratio();
-                let value = ratio.or_else(|| line.of_copy(&self.ceilings)).unwrap_or(0.0);
+                let value = if self.peer.is_some() { ratio } else { line.of_copy(&self.ceilings) };
                 let class = match ratio {
                     Some(ratio) if ratio > SLOW => "slow",
                     Some(ratio) if ratio > EQUAL => "behind",
@@ -184,9 +199,10 @@ impl Report {
                 };
                 let _ = writeln!(
                     body,
-                    "<tr><th scope=row>{}<td>{value:.2}<td class=bar><i class=\"{class}\" style=\"width:{:.0}%\"></i>",
+                    "<tr><th scope=row>{}<td>{}<td class=bar><i class=\"{class}\" style=\"width:{:.0}%\"></i>",
                     escape(&line.row.name()),
-                    (value * 25.0).clamp(0.5, 100.0)
+                    value.map_or("-".into(), |value| format!("{value:.2}")),
+                    value.map_or(0.0, |value| (value * width_of_one).clamp(0.5, 100.0))
                 );
             }
             body.push_str("</table></div></section>\n");
@@ -207,6 +223,8 @@ const PAGE: &str = r#"<!doctype html>
 <style>LOOK
 main { max-width: 1400px; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre:empty { display: none; }
+p { margin: 10px 0 0; color: var(--muted); }
 section.panel { margin-top: 14px; }
 table { table-layout: fixed; }
 caption { color: var(--ink); font-weight: 650; }
@@ -215,6 +233,7 @@ th { width: 55%; overflow-wrap: anywhere; font: 12px ui-monospace, monospace; }
 td { width: 4em; text-align: right; }
 td.bar { width: auto; text-align: left; }
 i { height: .8rem; display: block; border-radius: 2px; }
+p i { display: inline-block; width: .8rem; margin: 0 .2em 0 .8em; vertical-align: -.1em; }
 .equal { background: var(--c2); } .behind { background: var(--c4); } .slow { background: var(--bad); }
 </style>
 <header><h1>thalweg bench <span>operators: TITLE</span></h1></header>
@@ -263,7 +282,9 @@ mod tests {
         let csv = report.as_csv();
         assert_eq!(csv.lines().count(), 4);
         assert!(csv.lines().nth(1).unwrap().ends_with(",1.000,1,2.000,1,0.500,1.000"), "{csv}");
-        assert!(report.as_html().contains("class=\"slow\""));
+        let page = report.as_html();
+        assert!(page.contains("class=\"slow\"") && page.contains("divided by that of PyTorch"), "{page}");
+        assert!(page.contains("<td>-<td"), "a row that PyTorch was not timed for has no ratio: {page}");
         assert!(!report.has_failures());
     }
 }

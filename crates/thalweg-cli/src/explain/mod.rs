@@ -11,7 +11,7 @@ use clap::Args;
 use self::model::Segment;
 use crate::output::{Failure, Output};
 
-/// Draws what compiled functions fused, why not more, and their memory
+/// Draws the fused loops of compiled functions, the reasons against more fusion, and their memory
 #[derive(Args)]
 #[command(after_help = "\
 The file is what a program recorded: run it with THALWEG_EXPLAIN_FILE=FILE. Each
@@ -24,7 +24,7 @@ pub struct ExplainArgs {
     /// The file with the segments
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The page
+    /// The page that is written
     #[arg(long, value_name = "PAGE", default_value = "explained.html")]
     output: PathBuf,
 }
@@ -53,7 +53,10 @@ pub fn run(arguments: &ExplainArgs) -> Result<ExitCode, Failure> {
     let count = segments.len();
     output.line(
         0,
-        &format!("{count} segments: {loops} loops as {kernels} kernels; {}", arguments.output.display()),
+        &format!(
+            "{count} segments: {loops} loops fused into {kernels} kernels; {}",
+            arguments.output.display()
+        ),
     );
     Ok(ExitCode::SUCCESS)
 }

@@ -23,14 +23,14 @@ pub struct Step {
 
 /// A segment.
 pub struct Segment {
-    /// The command or call that it ended before.
+    /// The command or call before which the segment ended.
     pub end: String,
     /// The loops: operator and line.
     pub nodes: Vec<String>,
     pub steps: Vec<Step>,
     /// Pairs of loops that are not fused, with the reason.
     pub apart: Vec<(usize, usize, String)>,
-    /// Pairs of loops of which the second one is the first one again.
+    /// Pairs of loops of which the second one computes the same as the first one.
     pub twins: Vec<(usize, usize)>,
     pub memories: Vec<Memory>,
     pub arena: u64,

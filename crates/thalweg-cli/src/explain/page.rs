@@ -38,10 +38,10 @@ pub fn page(segments: &[Segment]) -> String {
         format!("<div class=figure><div class=label>{name}</div><div class=value>{value}</div></div>")
     };
     let tiles = [
-        tile(&segments.len().to_string(), "segments"),
-        tile(&format!("{loops} → {kernels}"), "loops as kernels"),
-        tile(&format!("{} → {}", bytes(moved[0]), bytes(moved[1])), "bytes moved"),
-        tile(&bytes(arena), "largest arena"),
+        tile(&segments.len().to_string(), "Segments"),
+        tile(&format!("{loops} → {kernels}"), "Loops → kernels"),
+        tile(&format!("{} → {}", bytes(moved[0]), bytes(moved[1])), "Memory traffic"),
+        tile(&bytes(arena), "Largest arena"),
     ]
     .concat();
     let sections: String =
@@ -58,13 +58,13 @@ pub fn page(segments: &[Segment]) -> String {
 fn section(segment: &Segment, number: usize) -> String {
     let [before, after] = segment.traffic;
     let mut html = format!(
-        "<section class=panel aria-labelledby=segment{number}><h2 id=segment{number}>Segment {number} <span>ends before {}</span></h2>\n<p>{} as {}, {} moved as {}, {} allocated, of which the \
-         arena has {}.</p>\n<div class=columns>",
+        "<section class=panel aria-labelledby=segment{number}><h2 id=segment{number}>Segment {number} <span>ends before {}</span></h2>\n<p>{} fused into {}. Memory traffic: {} instead of {}. \
+         Allocated: {}, of which {} in the arena.</p>\n<div class=columns>",
         escaped(&segment.end),
         counted(segment.nodes.len(), "loop"),
         counted(segment.steps.len(), "kernel"),
-        bytes(before),
         bytes(after),
+        bytes(before),
         bytes(segment.allocated),
         bytes(segment.arena)
     );
@@ -139,10 +139,10 @@ const HEIGHT: f64 = 180.0;
 const ROW: f64 = 16.0;
 /// The most rows of memory that are drawn.
 const MOST_ROWS: usize = 24;
-/// The most numbers of kernels below them.
+/// The most numbers of kernels below the picture.
 const MOST_TICKS: usize = 20;
 
-/// Returns the memory over the kernels: the arena by offsets, and below it what is allocated by itself or exists.
+/// Returns the memory over the kernels: the arena by offsets, and below it the results and the inputs, which are not in the arena.
 fn plan(segment: &Segment) -> String {
     let steps = segment.steps.len().max(1) as f64;
     let across = |step: usize| step as f64 * WIDTH / steps;
@@ -197,11 +197,11 @@ fn plan(segment: &Segment) -> String {
         String::new()
     };
     format!(
-        "<figure><svg viewBox=\"-1 -1 {} {}\" role=img aria-label=\"Memory over the kernels; the table below has the same\">\
+        "<figure><svg viewBox=\"-1 -1 {} {}\" role=img aria-label=\"Memory in use during each kernel; the table below has the same data\">\
          {frame}{drawn}{ticks}</svg>\
-         <figcaption><span class=\"key temporary\"></span>arena <span class=\"key kept\"></span>kept \
-         <span class=\"key existing\"></span>existing; kernels from left to right</figcaption>\
-         <details><summary>The same as a table</summary><table><tr><th>memory<th>bytes<th>kernels{listed}</table></details></figure>",
+         <figcaption><span class=\"key temporary\"></span>temporary, in the arena <span class=\"key kept\"></span>results \
+         <span class=\"key existing\"></span>inputs. A column per kernel; a bar is memory, over the kernels that use it.</figcaption>\
+         <details><summary>As a table</summary><table><tr><th>Memory<th>Size<th>Kernels{listed}</table></details></figure>",
         WIDTH + 2.0,
         height + 20.0
     )
@@ -217,5 +217,7 @@ fn apart(segment: &Segment) -> String {
         format!("<tr><td>{first}<td>{second}<td>{}", escaped(reason))
     };
     let rows: String = segment.apart.iter().map(row).collect();
-    format!("<table><tr><th>Not fused: this<th>and what reads it<th>since{rows}</table>\n")
+    format!(
+        "<table><caption>Pairs of loops that were not fused</caption><tr><th>Loop<th>Loop that reads its result<th>Reason{rows}</table>\n"
+    )
 }

@@ -15,7 +15,7 @@ use super::size::{change, count, size};
 use super::table::Table;
 use crate::output::{Failure, Output};
 
-/// Shows what one snapshot has more of than another
+/// Shows the memory that grew from one snapshot to another
 #[derive(Args)]
 #[command(after_help = "\
 Example:
@@ -107,7 +107,7 @@ fn chosen<K>(groups: &[Growth<K>], top: usize) -> Vec<&Growth<K>> {
     chosen
 }
 
-/// Groups stacks by their places, without those that are the same in both.
+/// Groups stacks by their places, without stacks whose memory is the same in both snapshots.
 fn by_place<'g, K: 'g>(groups: impl Iterator<Item = (String, &'g Growth<K>)>) -> Vec<Growth<String>> {
     let mut places: BTreeMap<String, Growth<String>> = BTreeMap::new();
     for (name, group) in groups {

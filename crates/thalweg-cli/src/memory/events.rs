@@ -14,7 +14,7 @@ use super::size::{count, size};
 use super::table::Table;
 use crate::output::{Failure, Output};
 
-/// Lists what happened, entry by entry, with what was said beside it
+/// Lists the events, entry by entry, with their remarks
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -50,8 +50,8 @@ pub struct SimArgs {
     /// The first seed; one seed again: --first N --seeds 1
     #[arg(long, value_name = "N", default_value_t = 0)]
     first: u64,
-    /// Lets memory run out and commands fail as well, in half of the seeds; a program that ends with an error of its own
-    /// is then well, one that panics is not
+    /// Lets memory run out and commands fail as well, in half of the seeds; a program that
+    /// then exits with an error counts as correct, one that panics does not
     #[arg(long)]
     faults: bool,
     /// Checks order, ranges and lifetimes, and computes nothing: programs of full size in the time of their calls. Values
@@ -87,7 +87,7 @@ const NOT_RUN: u8 = 126;
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The time between two checks of a process.
-const LOOK: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The number of lines of a failing program's standard error that are shown.
 const SHOWN_ERROR_LINES: usize = 12;
@@ -137,11 +137,11 @@ impl SeedFailure {
 
 /// The result of a seed.
 enum Ended {
-    /// Success, apart from races that are only possible.
+    /// The run succeeded, apart from races that are only possible.
     Well(Vec<String>),
-    /// Success, and no other seed can have another result.
+    /// The run succeeded, and no other seed can have a different result.
     WellForAll(Vec<String>),
-    /// Success, but the program opened no simulated GPU.
+    /// The run succeeded, but the program opened no simulated GPU.
     OpenedNothing,
     Failed(SeedFailure),
 }
@@ -304,7 +304,7 @@ fn wait(mut child: Child, limit: Duration) -> std::io::Result<(Option<ExitStatus
             // A child of the process may hold its standard error open.
             return Ok((None, String::new()));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     };
     Ok((status, reader.join().unwrap_or_default()))
 }

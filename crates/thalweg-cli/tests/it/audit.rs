@@ -1,4 +1,4 @@
-//! `thalweg audit` over its examples, on the simulator.
+//! Tests of `thalweg audit` with its examples, on the simulator.
 
 use crate::{text, thalweg};
 

@@ -1,4 +1,4 @@
-//! `thalweg doctor` on whatever machine the tests run on: its verdict must fit what it found.
+//! Tests of `thalweg doctor` on the machine that runs the tests: its verdict must match its findings.
 
 use std::path::Path;
 
@@ -157,7 +157,7 @@ fn precompiled_kernels_are_counted_and_a_wrong_folder_is_reported() {
     std::fs::remove_dir_all(&folder).expect("clean up");
 }
 
-/// The kernels that a bundle is made of.
+/// Checks that a run records its kernels as CUDA C, from which a bundle is made.
 #[test]
 fn kernels_that_a_run_loads_are_recorded_as_cuda_c() {
     let folder = scratch("record");

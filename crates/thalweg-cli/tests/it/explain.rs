@@ -6,7 +6,7 @@ use thalweg::{DType, Device, Tensor};
 use crate::{text, thalweg};
 
 /// A segment as a program records it.
-const SEGMENT: &str = r#"{"end":"mm (train.py:30)","nodes":["exp (a<b>.py:3)","add (train.py:4)","sum (train.py:5)","exp (train.py:6)"],"steps":[{"members":[0,1],"reads":[0],"writes":[1],"rows":[64],"inner":[]},{"members":[2],"reads":[1],"writes":[2],"rows":[8],"inner":[8]}],"apart":[[1,2,"their points are different ones"]],"twins":[[0,3]],"memories":[{"bytes":256,"lifetime":"existing","offset":null},{"bytes":256,"lifetime":"temporary","offset":0},{"bytes":32,"lifetime":"kept","offset":null}],"arena":256,"allocated":288,"traffic":[2048,512]}"#;
+const SEGMENT: &str = r#"{"end":"mm (train.py:30)","nodes":["exp (a<b>.py:3)","add (train.py:4)","sum (train.py:5)","exp (train.py:6)"],"steps":[{"members":[0,1],"reads":[0],"writes":[1],"rows":[64],"inner":[]},{"members":[2],"reads":[1],"writes":[2],"rows":[8],"inner":[8]}],"apart":[[1,2,"their iteration spaces differ"]],"twins":[[0,3]],"memories":[{"bytes":256,"lifetime":"existing","offset":null},{"bytes":256,"lifetime":"temporary","offset":0},{"bytes":32,"lifetime":"kept","offset":null}],"arena":256,"allocated":288,"traffic":[2048,512]}"#;
 
 #[test]
 fn segments_are_drawn_as_a_page() {
@@ -18,7 +18,7 @@ fn segments_are_drawn_as_a_page() {
     let output = thalweg(&arguments, &[]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(
-        text(&output.stdout).starts_with("2 segments: 8 loops as 4 kernels; "),
+        text(&output.stdout).starts_with("2 segments: 8 loops fused into 4 kernels; "),
         "{}",
         text(&output.stdout)
     );
@@ -29,9 +29,9 @@ fn segments_are_drawn_as_a_page() {
         "64 points, reads 1, writes 1",
         "8 rows of 8",
         "the same as <b>exp</b>",
-        "their points are different ones",
+        "their iteration spaces differ",
         "class=temporary",
-        "2.0 KiB moved as 512 bytes",
+        "512 bytes instead of 2.0 KiB",
     ] {
         assert!(drawn.contains(part), "{part} is not in {drawn}");
     }
@@ -43,7 +43,7 @@ fn segments_are_drawn_as_a_page() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Records what a compiled function runs; the test below runs it in a process of its own, which has the variable.
+/// Records what a compiled function runs. The test below starts it as a separate process, with the environment variable set.
 #[test]
 #[ignore = "part of the test below"]
 fn record_a_function() {
@@ -66,7 +66,9 @@ fn what_a_program_records_is_read() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let drawn = std::fs::read_to_string(&page).unwrap();
     assert!(
-        drawn.contains("explain.rs:") && drawn.contains("<b>sum") && drawn.contains("3 loops as 1 kernel"),
+        drawn.contains("explain.rs:")
+            && drawn.contains("<b>sum")
+            && drawn.contains("3 loops fused into 1 kernel"),
         "{drawn}"
     );
     std::fs::remove_file(&file).unwrap();

@@ -1,4 +1,5 @@
-//! `thalweg memory` over a program that ran out of memory in a marked stage: what a reader looks for, and where it is found.
+//! Tests of `thalweg memory` with a snapshot of a program that ran out of memory in a marked stage: each subcommand must show what
+//! the user looks for.
 
 use std::fs;
 use std::process::Command;
@@ -17,7 +18,7 @@ fn frames(lines: &[(&str, u32, &str)]) -> Option<thalweg::snapshot::Frames> {
     Some(lines.iter().map(frame).collect())
 }
 
-/// Parameters, then a forward pass that does not fit.
+/// Writes a snapshot of a program that allocates parameters and then runs a forward pass that does not fit.
 fn snapshot() -> Snapshot {
     let model = [("torch/nn/modules/module.py", 9, "_apply"), ("train.py", 3, "main")];
     let forward = [("model.py", 17, "forward"), ("train.py", 8, "main")];
@@ -52,7 +53,7 @@ fn snapshot() -> Snapshot {
     }
 }
 
-/// The subcommands that print parts of it.
+/// The subcommands that print parts of the snapshot.
 struct Asked(std::path::PathBuf);
 
 impl Asked {
@@ -113,7 +114,7 @@ fn show_begins_with_what_ran_out_of_memory() {
     }
 }
 
-/// `show` and the page say the same of it.
+/// Checks that `show` and the page report the same.
 #[test]
 fn the_page_says_what_show_says_of_what_ran_out_of_memory() {
     let asked = Asked::new("looking-page");

@@ -17,13 +17,14 @@ mod usage;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Returns the program: where Cargo says at run time (a bundle says so too), else where it was built.
+/// Returns the path of the program: from the environment at run time if Cargo or a bundle sets it, otherwise where it was built.
 fn program() -> PathBuf {
     std::env::var_os("CARGO_BIN_EXE_thalweg")
         .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_thalweg")), PathBuf::from)
 }
 
-/// Returns the program in an environment of its own: of the caller's, only what finds the GPU.
+/// Returns a command of the program in a clean environment. Of the caller's variables, it has only those that locate the GPU's
+/// libraries.
 fn thalweg(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(program());
     command.args(arguments).env_clear();

@@ -1,4 +1,4 @@
-//! `thalweg memory` over the recorded traces.
+//! Tests of `thalweg memory` with the recorded traces.
 //!
 //! The output is compared with files in `tests/it/golden`; with `THALWEG_UPDATE_GOLDEN=1` they are written instead, to be
 //! reviewed before they are committed. The figures are compared with what PyTorch itself counted.
@@ -16,7 +16,7 @@ use thalweg::memory_tools::analysis::what_if::CANDIDATES;
 
 use crate::{browser, program, scratch, text};
 
-/// The folder of the recorded traces, which is where the program runs: their paths are then the same everywhere.
+/// The folder of the recorded traces, in which the program runs, so that its output has the same paths everywhere.
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory-tools/tests/data");
 
 fn trace(name: &str) -> String {
@@ -64,7 +64,7 @@ fn what_is_printed_lines_up() {
     }
 }
 
-/// Returns PyTorch's own figures, by column.
+/// Returns the figures that PyTorch reported, by column.
 fn truth() -> Vec<BTreeMap<String, String>> {
     let table = fs::read_to_string(format!("{DATA}/truth.tsv")).expect("the figures are in the repository");
     let mut lines = table.lines().map(|line| line.split('\t').map(str::to_owned));
@@ -240,7 +240,7 @@ fn the_page_shows_the_figures_of_the_command() {
     assert_eq!(status, Some(2));
 }
 
-/// Runs the command on a machine of so much address space.
+/// Runs the command with a limited address space.
 fn run_within(mebibytes: u64, arguments: &[&str]) -> (String, String, Option<i32>) {
     let mut command = Command::new("sh");
     let limited = format!("ulimit -v {}; exec \"$0\" memory \"$@\"", mebibytes << 10);
@@ -249,7 +249,7 @@ fn run_within(mebibytes: u64, arguments: &[&str]) -> (String, String, Option<i32
     (text(&output.stdout), text(&output.stderr), output.status.code())
 }
 
-/// Returns a packed file of `mebibytes` MiB of one byte.
+/// Returns a compressed file of `mebibytes` MiB of a single byte value.
 fn packed(head: &[u8], byte: u8, mebibytes: usize) -> Vec<u8> {
     let mut packed = GzEncoder::new(Vec::new(), Compression::best());
     packed.write_all(head).expect("a vector takes it");
@@ -305,7 +305,7 @@ fn hostile_and_useless_files_are_complained_of() {
     fs::remove_dir_all(&folder).expect("it is ours");
 }
 
-/// A damaged packed file is refused, wherever the damage is: also where the pickle in it has ended.
+/// Checks that a damaged compressed file is refused, also if the damage is after the end of the pickle in it.
 #[test]
 fn damage_of_a_packed_file_is_noticed() {
     let folder = scratch("damage");
@@ -336,7 +336,7 @@ fn damage_of_a_packed_file_is_noticed() {
     fs::remove_dir_all(&folder).expect("it is ours");
 }
 
-/// A number without its unit could be anything.
+/// Checks that a number without a unit is refused.
 #[test]
 fn units_are_demanded() {
     let gpt = trace("gpt_train");
@@ -367,7 +367,7 @@ fn units_are_demanded() {
     assert!(warned.contains("--gpu-memory is 7.45 GiB, and the recording reserved 8.76 GiB"), "{warned}");
 }
 
-/// Of a trace that lost its beginning, a GPU that is smaller than what was reserved then is answered like any other.
+/// For a trace that lost its beginning, a GPU smaller than the memory that was then reserved gets a normal answer.
 #[test]
 fn a_search_on_a_small_gpu_says_which_is_enough() {
     let folder = scratch("small_gpu");

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::{scratch, text, thalweg};
 
-/// Returns the variables with which the program finds NVRTC, where this process does.
+/// Returns the environment variables that let the program find the NVRTC that this process found.
 fn finds_compiler() -> Vec<(&'static str, String)> {
     let names = ["PYTHONPATH", "THALWEG_NVRTC_LIBRARY"];
     names.into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect()

@@ -1,4 +1,4 @@
-//! `thalweg profile` over programs of ours: this test binary itself, controlled by a variable.
+//! Tests of `thalweg profile` with this test binary as the program, controlled by an environment variable.
 
 use std::path::Path;
 use std::process::Output;
@@ -12,7 +12,7 @@ use crate::{scratch, text, thalweg};
 
 const CHILD: &str = "THALWEG_TEST_PROFILED";
 
-/// The program that the command runs: without the variable, a test that has nothing to do.
+/// The program that the command runs. Without the environment variable it is a test that does nothing.
 #[test]
 fn child() {
     let Ok(kind) = std::env::var(CHILD) else { return };

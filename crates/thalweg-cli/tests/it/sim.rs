@@ -1,4 +1,4 @@
-//! `thalweg sim` over programs of ours: this test binary itself, controlled by a variable.
+//! Tests of `thalweg sim` with this test binary as the program, controlled by an environment variable.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::{text, thalweg};
 
 const CHILD: &str = "THALWEG_TEST_CHILD";
 
-/// The program that the command runs: without the variable, a test that has nothing to do.
+/// The program that the command runs. Without the environment variable it is a test that does nothing.
 #[test]
 fn child() {
     let Ok(kind) = std::env::var(CHILD) else { return };

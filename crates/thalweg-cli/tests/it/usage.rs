@@ -1,4 +1,4 @@
-//! Calls that are right or wrong before anything is done.
+//! Command lines that are accepted or refused before anything runs.
 
 use std::process::{Command, Stdio};
 
@@ -22,7 +22,7 @@ const COMMANDS: [&[&str]; 15] = [
     &["man"],
 ];
 
-/// The complaint is short and nothing but a remedy follows it, so that it cannot scroll off.
+/// Checks that the message is short and that only the remedy follows it, so that it stays visible.
 #[test]
 fn wrong_arguments_are_explained_with_status_2() {
     for (arguments, complaint) in [
@@ -85,7 +85,7 @@ fn help_and_version_go_to_standard_output() {
     }
 }
 
-/// The examples of the help are parsed by the program that printed it, up to files that are not there.
+/// Checks that the program accepts the examples in its own help, up to files that do not exist.
 #[test]
 fn the_help_has_examples_that_are_right_and_fits_the_width() {
     let folder = scratch("examples");
@@ -157,7 +157,7 @@ fn shells_and_manual_pages_know_every_command() {
     assert!(text(&output.stderr).starts_with("error: /dev/null/x: "), "{}", text(&output.stderr));
 }
 
-/// Output that is lost is not a success, and a closed standard error makes no panic.
+/// Checks that lost output is reported as a failure, and that a closed standard error causes no panic.
 #[test]
 fn a_full_disk_is_told() {
     let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");

@@ -48,9 +48,9 @@ pub enum Stream {
 /// An event of a program, without timing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Event {
-    /// The first.
+    /// The first event.
     E,
-    /// The second.
+    /// The second event.
     F,
 }
 

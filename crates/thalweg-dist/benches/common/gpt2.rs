@@ -1,4 +1,4 @@
-//! GPT-2's blocks, and what makes them on a device: for the benches of training.
+//! The blocks of GPT-2 and a function that makes them on a device, for the benchmarks of training.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{self, AttentionOptions};

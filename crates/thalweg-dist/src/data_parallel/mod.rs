@@ -32,7 +32,7 @@ pub use self::join::JoinOptions;
 use self::reducer::Reducer;
 use crate::{ProcessGroup, ReduceOp, Work};
 
-/// A function that reduces a bucket in another way (`register_comm_hook`). It gets the bucket's gradients, concatenated in one
+/// A function that reduces a bucket in a different way (`register_comm_hook`). It gets the bucket's gradients, concatenated in one
 /// dimension. It returns the work in progress and the tensor that will hold the mean over the ranks, which has the same number of
 /// elements, in any floating-point dtype.
 pub type BucketHook = dyn Fn(&ProcessGroup, &Tensor) -> Result<(Work, Tensor)> + Send + Sync;
@@ -80,7 +80,7 @@ impl<M: Module> DistributedDataParallel<M> {
     /// Wraps a module, and copies rank 0's values to its parameters and buffers. *Blocks* until the ranks have compared shapes.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if no parameter requires a gradient, a parameter is on another device than the group, or the
+    /// [`Error::is_invalid_argument`] if no parameter requires a gradient, a parameter is on a different device than the group, or the
     /// ranks' modules differ.
     #[at_line]
     pub fn new(module: M, group: &ProcessGroup, options: DataParallelOptions) -> Result<Self> {

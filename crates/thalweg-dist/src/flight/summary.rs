@@ -10,7 +10,7 @@ use super::call::FlightCall;
 use crate::ProcessGroup;
 
 /// The interval at which a rank that waits for the records of others checks for them.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The collectives of a rank, as far as it has published them.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -46,7 +46,7 @@ impl ProcessGroup {
         let begin = Instant::now();
         let mut records = self.flight_records()?;
         while records.iter().any(Option::is_none) && begin.elapsed() < wait {
-            std::thread::sleep(LOOK.min(wait));
+            std::thread::sleep(CHECK_INTERVAL.min(wait));
             records = self.flight_records()?;
         }
         let rank = |(rank, record): (u32, &Option<String>)| {

@@ -200,7 +200,7 @@ impl<M: Module> FullyShard<M> {
                 }
             }
             if let Some((sharded, padded)) = &part.offloaded {
-                sharded.leave(padded)?;
+                sharded.offload(padded)?;
             }
         }
         self.group().device().current_stream().synchronize()

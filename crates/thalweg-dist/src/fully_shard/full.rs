@@ -77,6 +77,6 @@ impl Sharded {
     fn overwrite(&self, values: &Tensor) -> Result<()> {
         let [padded, rows] = self.present()?;
         rows.copy_(values)?;
-        self.leave(&padded)
+        self.offload(&padded)
     }
 }

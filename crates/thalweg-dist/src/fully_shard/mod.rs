@@ -141,7 +141,7 @@ fn units_of(group: &ProcessGroup) -> Vec<Arc<Unit>> {
 /// keep their parameters: shard the layers of a network, and then the network. *Blocks* if it must wait for device memory.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if a parameter is on another device than the group, or is a scalar; and those of collectives.
+/// [`Error::is_invalid_argument`] if a parameter is on a different device than the group, or is a scalar; and those of collectives.
 #[at_line]
 pub fn fully_shard<M: Module>(
     module: M,

@@ -206,7 +206,7 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
                 let mut part = OptimizerState { state: own.collect(), param_groups: vec![group.clone()] };
                 part.param_groups[0].params = (0..members.len()).collect();
                 present.optimizer.load_state_dict(&part)?;
-                leave(&members, &present)?;
+                offload_states(&members, &present)?;
                 *self.options.lock() = present.optimizer.param_groups()[0].options();
                 Ok(())
             })
@@ -238,17 +238,17 @@ fn step<O: OptimizerOptions>(window: &Window, members: &[&Member], options: O) -
     present.optimizer.load_state_dict(&states)?;
     present.optimizer.step()?;
     for (member, padded) in members.iter().zip(&present.padded) {
-        window.sharded(member).leave(padded)?;
+        window.sharded(member).offload(padded)?;
     }
-    leave(members, &present)
+    offload_states(members, &present)
 }
 
 /// Copies the states of parameters back.
-fn leave<O: OptimizerOptions>(members: &[&Member], present: &Present<O>) -> Result<()> {
+fn offload_states<O: OptimizerOptions>(members: &[&Member], present: &Present<O>) -> Result<()> {
     let states = present.optimizer.state_dict().state;
     for (member, states) in members.iter().zip(states.values()) {
         for (name, state) in states {
-            member.states.get(name).map_or(Ok(()), |offloaded| offloaded.leave(state))?;
+            member.states.get(name).map_or(Ok(()), |offloaded| offloaded.offload(state))?;
         }
     }
     Ok(())

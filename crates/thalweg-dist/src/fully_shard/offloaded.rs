@@ -53,7 +53,7 @@ impl OffloadedTensor {
     /// Allocates memory for a tensor's elements, and copies them there.
     pub(super) fn of(tensor: &Tensor, copies: &Copies) -> Result<Self> {
         let offloaded = Self::new(tensor.shape(), tensor.dtype(), copies)?;
-        offloaded.leave(tensor)?;
+        offloaded.offload(tensor)?;
         Ok(offloaded)
     }
 
@@ -87,7 +87,7 @@ impl OffloadedTensor {
     }
 
     /// Copies a tensor's elements to this memory, after the current stream's work so far. Asynchronous.
-    pub(super) fn leave(&self, tensor: &Tensor) -> Result<()> {
+    pub(super) fn offload(&self, tensor: &Tensor) -> Result<()> {
         let (source, departures) = (tensor.detach().contiguous()?, &self.copies.departures);
         departures.wait_stream(&self.device.current_stream())?;
         self.copy(departures, || source.copy_to_pinned(&self.host))?;

@@ -152,10 +152,10 @@ impl Sharded {
     }
 
     /// Copies padded rows to host memory, if this rank's rows are there. Asynchronous.
-    pub(super) fn leave(&self, padded: &Tensor) -> Result<()> {
+    pub(super) fn offload(&self, padded: &Tensor) -> Result<()> {
         match &self.rows {
             Rows::Device(_) => Ok(()),
-            Rows::Host(offloaded) => offloaded.leave(padded),
+            Rows::Host(offloaded) => offloaded.offload(padded),
         }
     }
 
@@ -190,7 +190,7 @@ impl Sharded {
                 self.gradient.get_or_init(|| offloaded)
             }
         };
-        offloaded.leave(&gradient)?;
+        offloaded.offload(&gradient)?;
         self.shard.set_grad(Some(Tensor::empty(self.shard.shape(), self.shard.dtype(), self.shard.device())?))
     }
 

@@ -49,7 +49,7 @@ fn call(kind: Kind, arguments: &[Argument<'_>], location: &'static Location<'sta
 /// Returns the reduction of the tensors of all ranks.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or its dtype does not support the reduction;
+/// [`Error::is_invalid_argument`] if the tensor is on a different device than the group, or its dtype does not support the reduction;
 /// the reason why the group failed, if it has.
 #[track_caller]
 pub fn all_reduce(input: &Tensor, operation: ReduceOp, group: &ProcessGroup) -> Result<Tensor> {
@@ -60,7 +60,7 @@ pub fn all_reduce(input: &Tensor, operation: ReduceOp, group: &ProcessGroup) -> 
 /// Returns the tensor of rank `src`.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or there is no such rank; the reason why the
+/// [`Error::is_invalid_argument`] if the tensor is on a different device than the group, or there is no such rank; the reason why the
 /// group failed, if it has.
 #[track_caller]
 pub fn broadcast(input: &Tensor, src: u32, group: &ProcessGroup) -> Result<Tensor> {
@@ -71,7 +71,7 @@ pub fn broadcast(input: &Tensor, src: u32, group: &ProcessGroup) -> Result<Tenso
 /// Returns the tensors of all ranks, of equal shapes, concatenated along a dimension.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or has no such dimension; the reason why the
+/// [`Error::is_invalid_argument`] if the tensor is on a different device than the group, or has no such dimension; the reason why the
 /// group failed, if it has.
 #[track_caller]
 pub fn all_gather_tensor(input: &Tensor, gather_dim: i64, group: &ProcessGroup) -> Result<Tensor> {
@@ -87,7 +87,7 @@ pub fn all_gather_tensor(input: &Tensor, gather_dim: i64, group: &ProcessGroup) 
 /// Returns this rank's part of the reduction of the tensors of all ranks, which are divided along a dimension.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, has no such dimension, or its size is not a
+/// [`Error::is_invalid_argument`] if the tensor is on a different device than the group, has no such dimension, or its size is not a
 /// multiple of the number of ranks; the reason why the group failed, if it has.
 #[track_caller]
 pub fn reduce_scatter_tensor(
@@ -114,7 +114,7 @@ pub fn reduce_scatter_tensor(
 /// each rank; `None` for both divides evenly.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, only one of the splits is `None`, or they do
+/// [`Error::is_invalid_argument`] if the tensor is on a different device than the group, only one of the splits is `None`, or they do
 /// not fit; the reason why the group failed, if it has.
 #[track_caller]
 pub fn all_to_all_single(

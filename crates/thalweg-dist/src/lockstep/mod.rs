@@ -35,7 +35,7 @@ use crate::flight::Tensors;
 use crate::store::Store;
 
 /// The interval at which a rank that waits for others checks whether the group has failed.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The message of a rank that succeeded.
 const DONE: &str = "done";
@@ -246,7 +246,7 @@ impl Exchange<'_> {
                 )));
             }
             // The error says no more than the next check.
-            let _ = self.store().wait(&[&key], left.min(LOOK));
+            let _ = self.store().wait(&[&key], left.min(CHECK_INTERVAL));
         }
         Ok(String::from_utf8_lossy(&self.store().get(&key)?).into_owned())
     }

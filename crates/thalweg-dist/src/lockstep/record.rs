@@ -34,7 +34,7 @@ pub(super) struct Record(BTreeMap<Sequence, Vec<Call>>);
 
 #[derive(Debug)]
 struct Call {
-    /// The part that all ranks have in common.
+    /// The part of the message that is the same on all ranks.
     content: String,
     /// The operation and its source line.
     text: String,

@@ -10,7 +10,7 @@ struct Turns {
     ranks: usize,
     stages_per_rank: usize,
     microbatches: usize,
-    /// The number of microbatches that go through a stage before the rank's next stage has its turn.
+    /// The number of microbatches that go through a stage before the next stage of the rank runs.
     round: usize,
 }
 
@@ -83,7 +83,8 @@ impl Turns {
 }
 
 impl Schedule {
-    /// Makes the schedule of an evaluation or of inference: only forward passes, with the stages of a rank in turn.
+    /// Makes a schedule for evaluation or inference, with only forward passes: each rank alternates between its stages. Microbatches
+    /// go through the stages in rounds of one per rank.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if a number is 0, or the microbatches are not a multiple of the rounds.

@@ -11,7 +11,7 @@ use thalweg_tensor::Tensor;
 use crate::ProcessGroup;
 
 /// The maximum time of one query of the store.
-const LOOK: Duration = Duration::from_millis(100);
+const LONGEST_QUERY: Duration = Duration::from_millis(100);
 
 /// The shape and dtype of a tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,7 +70,7 @@ impl Meta {
                 )));
             }
             // An error means that the key is not set yet.
-            let _ = link.0.store.wait(&[&key], LOOK);
+            let _ = link.0.store.wait(&[&key], LONGEST_QUERY);
         };
         let refuse =
             || Error::distributed(format!("the result of stage {stage} was announced as \"{text}\""));

@@ -114,7 +114,7 @@ impl<'p, 'm> Run<'p, 'm> {
         self.inputs.insert(microbatch, input);
     }
 
-    /// Takes the messages that were sent.
+    /// Removes and returns the messages that have been sent.
     pub(super) fn take_sent(&mut self) -> Vec<Work> {
         std::mem::take(&mut self.sent)
     }
@@ -190,7 +190,7 @@ impl<'p, 'm> Run<'p, 'm> {
             self.loss(microbatch, output)?
         } else {
             let leaving = no_grad(|| output.detach().contiguous())?;
-            self.leave((stage, microbatch, true), stage + 1, leaving);
+            self.pass_to_stage((stage, microbatch, true), stage + 1, leaving);
             output
         };
         if self.has_backward {
@@ -266,7 +266,7 @@ impl<'p, 'm> Run<'p, 'm> {
             );
         };
         let leaving = no_grad(|| gradient.contiguous())?;
-        self.leave((stage, microbatch, false), stage - 1, leaving);
+        self.pass_to_stage((stage, microbatch, false), stage - 1, leaving);
         Ok(())
     }
 
@@ -304,8 +304,8 @@ impl<'p, 'm> Run<'p, 'm> {
         arrival.ready()
     }
 
-    /// Passes a tensor to another stage: at once if that is on this rank, otherwise with the row's send action.
-    fn leave(&mut self, place: Place, to: usize, tensor: Tensor) {
+    /// Passes a tensor to another stage: immediately if that is on this rank, otherwise by the send action of the row.
+    fn pass_to_stage(&mut self, place: Place, to: usize, tensor: Tensor) {
         let (stage, microbatch, is_forward) = place;
         let rank_of = &self.pipeline.rank_of;
         if rank_of[stage] == rank_of[to] {

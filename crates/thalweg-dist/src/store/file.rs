@@ -15,7 +15,7 @@ use super::wire::{message, parts, read_frame, write_frame};
 use super::{DEFAULT_STORE_TIMEOUT, Store, number, timed_out};
 
 /// The time between two checks of the file.
-const LOOK: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 const SET: u8 = 1;
 const DELETE: u8 = 2;
@@ -131,7 +131,7 @@ impl Store for FileStore {
                     &format_args!("FileStore in {}", self.path.display()),
                 ));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 

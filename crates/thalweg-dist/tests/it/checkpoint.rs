@@ -1,4 +1,4 @@
-//! Checkpoints in parts: other numbers of ranks, ranks that end, disks that are full.
+//! Sharded checkpoints: written and read by different numbers of ranks, by ranks that fail, and on disks that are full.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn made(group: &ProcessGroup) -> Result<(Sharded, Adam)> {
     Ok((network, optimizer))
 }
 
-/// Trains from one step to another, and returns the losses of this rank. `before` sees each step before it is done.
+/// Trains from one step to another, and returns the losses of this rank. `before` is called before each step.
 fn train(
     group: &ProcessGroup,
     (network, optimizer): &(Sharded, Adam),

@@ -10,7 +10,7 @@ use crate::support::{Random, checked, empty, tensor, values};
 
 const OPERATIONS: [ReduceOp; 5] = [Sum, Product, Min, Max, Avg];
 
-/// Returns what a reduction of the ranks' values is.
+/// Returns the expected result of a reduction of the ranks' values.
 fn reduced(inputs: &[Vec<f32>], operation: ReduceOp) -> Vec<f32> {
     let join = |a: f32, b: f32| match operation {
         Sum | Avg => a + b,
@@ -29,7 +29,7 @@ fn reduced(inputs: &[Vec<f32>], operation: ReduceOp) -> Vec<f32> {
     result
 }
 
-/// Does one collective of a kind, and holds what comes back against the model.
+/// Runs one collective of a kind, and compares its results with the model.
 fn collective(group: &ProcessGroup, kind: u64, step: u64, count: usize, operation: ReduceOp) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let (own, root) = (rank as usize, (step % u64::from(ranks)) as u32);
@@ -94,7 +94,7 @@ fn collective(group: &ProcessGroup, kind: u64, step: u64, count: usize, operatio
     Ok(())
 }
 
-/// Sends to the next rank and receives from the one before, in one group: a send alone may wait for its receive.
+/// Sends to the next rank and receives from the previous one in one coalesced group, since a send alone may wait for its receive.
 fn ring(group: &ProcessGroup, mine: &Tensor, inputs: &[Vec<f32>]) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -120,7 +120,7 @@ fn all_gather_uneven(group: &ProcessGroup, step: u64, count: usize) -> Result<()
     Ok(())
 }
 
-/// Each rank gets another number of elements.
+/// Each rank receives a different number of elements.
 fn reduce_scatter_uneven(group: &ProcessGroup, step: u64, count: usize, operation: ReduceOp) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let own = rank as usize;
@@ -172,7 +172,7 @@ fn every_collective_gives_its_values() {
     }
 }
 
-/// Collectives that a seed chooses, on streams that it chooses, whose tensors are dropped at once.
+/// Random collectives on random streams, both drawn from a seed, whose tensors are dropped immediately.
 fn mixture(group: &ProcessGroup, seed: u64) -> Result<()> {
     let mut random = Random::new(seed);
     let side = Stream::new(group.device())?;
@@ -190,7 +190,7 @@ fn collectives_are_ordered_and_memory_waits_for_them() {
     checked(40, 3, mixture);
 }
 
-/// Work in flight whose tensors are gone: their memory is not given to others before the collective is done with it.
+/// Drops the tensors of collectives in progress, and checks that their memory is not reused before the collectives are done.
 fn dropped_early(group: &ProcessGroup, _: u64) -> Result<()> {
     let total = empty(group, 16)?;
     for step in 0..3 {

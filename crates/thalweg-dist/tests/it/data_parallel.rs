@@ -15,7 +15,7 @@ use thalweg_tensor::random::Generator;
 
 use crate::support::{batch, bytes, checked, close, descend, loss, parameter_values as values};
 
-/// Three layers, of which a forward pass may leave one out.
+/// Three layers, one of which a forward pass may skip.
 #[derive(Module)]
 struct Network {
     first: Linear,
@@ -46,7 +46,7 @@ impl Forward for Network {
     }
 }
 
-/// Trains alone with the whole batch.
+/// Trains on one rank with the entire batch.
 fn alone(steps: u64) -> Result<Vec<f32>> {
     let device = simulated_devices(1)?.remove(0);
     let network = Network::new(1, &device)?;
@@ -63,7 +63,7 @@ fn options() -> DataParallelOptions {
     DataParallelOptions { bucket_cap_bytes: 256, ..DataParallelOptions::default() }
 }
 
-/// Trains as one of several ranks, from another start than rank 0's.
+/// Trains as one of several ranks. Each rank starts with parameters of its own, which rank 0's replace.
 fn train(group: &ProcessGroup, steps: u64, options: DataParallelOptions) -> Result<Vec<f32>> {
     let network = Network::new(1 + u64::from(group.rank()), group.device())?;
     let network = DistributedDataParallel::new(network, group, options)?;
@@ -246,7 +246,7 @@ fn buffers_are_rank_0s_and_modules_must_agree() {
     .unwrap();
 }
 
-/// A step whose forward pass is on two streams, under the race checker.
+/// Runs a step whose forward pass is on two streams, under the race checker.
 fn streams(group: &ProcessGroup, seed: u64) -> Result<()> {
     let network = DistributedDataParallel::new(Network::new(1, group.device())?, group, options())?;
     let (current, side) = (group.device().current_stream(), Stream::new(group.device())?);

@@ -1,4 +1,4 @@
-//! The variables of torchrun, SLURM and MPI, and ranks of several processes that meet by them.
+//! The environment variables of torchrun, SLURM and MPI, and processes that find each other by them.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The end of a process while a watchdog aborts, and collectives that find a rank gone, on machines that do so.
+//! The exit of a process while a watchdog aborts its collectives, and collectives that find that a rank has ended.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use thalweg_sim::{SimConfig, SimDriver};
 
 use crate::support::empty;
 
-/// The variable by which the test makes its own binary the program.
+/// The environment variable by which the test runs its own binary as the program.
 const CHILD: &str = "THALWEG_TEST_EXIT_PROCESS";
 
 /// The fault of a simulated machine.
 #[derive(PartialEq, Debug)]
 enum Fault {
-    /// An abort takes its time.
+    /// An abort takes a long time.
     SlowAbort,
     /// A collective finds that a rank has ended.
     LostRank,

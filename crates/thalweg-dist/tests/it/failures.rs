@@ -1,5 +1,5 @@
-//! Mistakes in programs of several ranks, one after the other: the simulated machine finds each within a few seeds, and says whose
-//! calls they are.
+//! Mistakes in programs of several ranks: the simulated machine finds each of them within a few seeds, and reports the ranks whose
+//! calls conflict.
 
 use thalweg_dist::ProcessGroup;
 use thalweg_dist::ReduceOp::{Max, Sum};
@@ -10,10 +10,11 @@ use thalweg_tensor::Tensor;
 
 use crate::support::{RankProgram, empty, find, tensor};
 
-/// How many seeds a mistake may take.
+/// The number of seeds within which a mistake must be found.
 const SEEDS: u64 = 100;
 
-/// A mistake: its name, the ranks, the program, texts of the report, and how many lines of this file it names at least.
+/// A mistake: its name, the number of ranks, the program, texts that the report must contain, and the least number of lines of this
+/// file that it must name.
 struct Mistake(&'static str, u32, RankProgram, &'static [&'static str], usize);
 
 /// Returns the lines of this file that a text names.

@@ -15,7 +15,7 @@ use thalweg_tensor::Tensor;
 
 use crate::support::empty;
 
-/// Long enough for every rank that lives to say its calls.
+/// A time in which every live rank can publish its calls.
 const LONG: Duration = Duration::from_secs(20);
 
 /// Runs ranks as threads that no launcher looks after, the last one without a watchdog where it is to be killed, and returns the summary

@@ -68,7 +68,7 @@ pub fn plain(seed: u64, device: &Device) -> Result<Network<Block>> {
     })
 }
 
-/// Shards each block and the rest. Rank 0's values count.
+/// Shards each block, and then the rest of the model. The initial values are those of rank 0.
 pub fn sharded(group: &ProcessGroup, options: FullyShardOptions) -> Result<Sharded> {
     let Network { first, blocks, last } = plain(1 + u64::from(group.rank()), group.device())?;
     // What goes from block to block stays in the dtype of the computation.
@@ -349,7 +349,7 @@ fn whole_states_go_to_other_numbers_of_ranks() {
     }
 }
 
-/// A block whose saved tensors are computed again.
+/// A block that is checkpointed: its saved tensors are computed again in the backward pass.
 struct Checkpointed(std::sync::Arc<FullyShard<Block>>);
 
 impl Module for Checkpointed {

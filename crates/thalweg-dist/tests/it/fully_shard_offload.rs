@@ -28,7 +28,7 @@ fn adam() -> AdamOptions {
     AdamOptions { lr: 0.02, ..AdamOptions::default() }
 }
 
-/// An optimizer of either kind.
+/// An optimizer whose states are on the device, or one whose states are offloaded.
 enum Steps {
     Device(Adam),
     Host(OffloadedOptimizer<AdamOptions>),
@@ -104,7 +104,7 @@ fn offloaded_training_takes_the_steps_of_other_training() {
     }
 }
 
-/// Without clipping nothing is computed in another order.
+/// Checks that offloading changes no bits. (Without clipping, no sum has another order.)
 #[test]
 fn offloaded_steps_have_the_bits_of_other_steps() {
     let run = |policy| {
@@ -126,7 +126,7 @@ fn offloaded_steps_have_the_bits_of_other_steps() {
     assert_eq!(run(OffloadPolicy::Cpu), run(OffloadPolicy::None));
 }
 
-/// Layers of one size, each a unit, between two others.
+/// Makes layers of equal size, each of which is a unit, between an input layer and an output layer.
 fn deep(
     group: &ProcessGroup,
     blocks: usize,

@@ -14,7 +14,7 @@ use thalweg_tensor::dispatch::{Value, find_operator, trace};
 
 use crate::support::{Random, checked, values};
 
-/// A matrix of a rank: (6, 12) of small integers.
+/// Returns a matrix of a rank: (6, 12) of small integers.
 fn matrix(rank: u32, step: u64) -> Vec<f32> {
     values(rank, step, 72)
 }
@@ -99,7 +99,7 @@ const CASES: [Case; 7] = [
     },
 ];
 
-/// Runs a case on a rank, with its gradient, and holds both against the model.
+/// Runs a case and its gradient on a rank, and compares both with the model.
 fn holds(case: &Case, group: &ProcessGroup, step: u64, transposed: bool) -> Result<()> {
     let (own, ranks) = (group.rank() as usize, group.size());
     let all: Vec<Vec<f32>> = (0..ranks).map(|rank| matrix(rank, step)).collect();

@@ -15,7 +15,7 @@ fn mesh(world: &ProcessGroup, replicas: usize) -> Result<DeviceMesh> {
     DeviceMesh::new(world, &[replicas, world.size() as usize / replicas], &["replicate", "shard"])
 }
 
-/// Shards each block and the rest. Rank 0's values count.
+/// Shards each block, and then the rest of the model. The initial values are those of rank 0.
 fn made(world: &ProcessGroup, mesh: &DeviceMesh) -> Result<Sharded> {
     let Network { first, blocks, last } = plain(1 + u64::from(world.rank()), world.device())?;
     let options = FullyShardOptions::default();
@@ -24,7 +24,7 @@ fn made(world: &ProcessGroup, mesh: &DeviceMesh) -> Result<Sharded> {
     fully_shard_on_mesh(Network { first, blocks, last }, mesh, options)
 }
 
-/// Trains on each rank's part of the batch: losses and the whole parameters.
+/// Trains on each rank's part of the batch, and returns the losses and the full parameters.
 fn trained(world: &ProcessGroup, replicas: usize, steps: u64) -> Result<(Sharded, Vec<f32>)> {
     let network = made(world, &mesh(world, replicas)?)?;
     for number in 0..steps {

@@ -1,4 +1,4 @@
-//! Data parallel training with inputs of different numbers, against the same training by one rank.
+//! Data parallel training in which ranks have different numbers of batches, compared with the same training on one rank.
 
 use std::sync::Arc;
 

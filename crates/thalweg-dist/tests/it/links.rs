@@ -1,4 +1,4 @@
-//! Ranks whose links are slow, or stall.
+//! Machines on which links between ranks are slow or stop.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Graphs that ranks capture together, and mistakes that they make in it, each found on every rank before anything runs.
+//! Graphs that ranks capture together, and mistakes in such captures, each of which must be found on every rank before a graph runs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -49,7 +49,7 @@ fn all_say(messages: &[String], texts: &[&str]) {
     }
 }
 
-/// How many lines of this file a text names.
+/// Returns the number of lines of this file a text names.
 fn lines(text: &str) -> usize {
     let name = "tests/it/lockstep.rs:";
     let numbers = text.split(name).skip(1).map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
@@ -182,7 +182,7 @@ fn several_graphs_have_numbers_and_counts() {
     .unwrap();
 }
 
-/// Ranks compute different things, and the messages between them match: nothing to complain of.
+/// Ranks may compute different things as long as the messages between them match.
 #[test]
 fn computation_may_differ_and_messages_have_two_ends() {
     run_ranks(&simulated_devices(3).unwrap(), |group| {

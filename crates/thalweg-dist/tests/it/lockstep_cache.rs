@@ -13,10 +13,10 @@ const FEATURES: usize = 24;
 const HEADS: usize = 6;
 const WIDTH: usize = FEATURES / HEADS;
 const LAYERS: usize = 2;
-/// How many tokens the caches hold.
+/// The number of tokens that the caches have room for.
 const TOKENS: usize = 16;
 
-/// Numbers around 0, by a generator of the test's own.
+/// Returns numbers around 0, by a generator of the test's own.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut random = Random::new(seed);
     (0..count).map(|_| (random.below(2001) as f32 - 1000.0) / 3000.0).collect()
@@ -26,7 +26,7 @@ fn token(place: usize) -> Vec<f32> {
     numbers(100 + place as u64, FEATURES)
 }
 
-/// The weights of a layer for queries, keys, values and outputs, (features in, features out).
+/// Returns the weights of a layer for queries, keys, values and outputs, (features in, features out).
 fn weights(layer: usize, device: &Device) -> Result<[Tensor; 4]> {
     let weight = |part: u64| {
         let seed = 10 * layer as u64 + part + 1;
@@ -40,7 +40,7 @@ fn heads(x: &Tensor) -> Result<Tensor> {
     x.reshape(&[x.shape()[0], x.shape()[1] / WIDTH, WIDTH])?.transpose(0, 1)
 }
 
-/// The outputs of all tokens, computed at once on one device.
+/// Computes the outputs of all tokens at once on one device.
 fn whole(count: usize) -> Vec<f32> {
     let device = simulated_devices(1).unwrap().remove(0);
     let run = || {
@@ -133,14 +133,14 @@ impl Captured {
     }
 }
 
-/// Allocates memory and frees it, so that memory that was freed by mistake is overwritten.
+/// Allocates and frees memory, so that memory that was freed too early is overwritten.
 fn disturb(group: &ProcessGroup) -> Result<()> {
     let taken: Result<Vec<Tensor>> =
         (1..12).map(|size| Tensor::full(&[size * 96], f32::NAN, DType::F32, group.device())).collect();
     group.all_reduce(&taken?[3], ReduceOp::Sum)?.wait()
 }
 
-/// Decodes by graphs of one token and of three in turn, which share the caches; a capture that fails comes between.
+/// Decodes alternately with graphs of one token and of three tokens that share the caches, with a failing capture in between.
 fn decoded(group: &ProcessGroup) -> Result<()> {
     no_grad(|| {
         let decoder = Decoder::new(group)?;

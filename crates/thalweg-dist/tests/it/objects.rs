@@ -1,11 +1,11 @@
-//! Collectives of bytes, and mistakes in them.
+//! Collectives of bytes, and mistakes in their use.
 
 use thalweg_dist::{ProcessGroup, run_ranks, simulated_devices};
 use thalweg_runtime::{Error, Result};
 
 use crate::support::{Random, checked};
 
-/// The object of a rank in a round; some are empty.
+/// Returns the object of a rank in a round; some are empty.
 fn object(rank: u32, round: u64) -> Vec<u8> {
     let mut random = Random::new(round * 64 + u64::from(rank) + 1);
     let length = random.below(4) * random.below(500);

@@ -23,7 +23,7 @@ fn mesh_of(group: &ProcessGroup) -> Result<DeviceMesh> {
     DeviceMesh::new(group, &[group.size() as usize], &["tp"])
 }
 
-/// Numbers of f64, which the seed decides.
+/// Returns numbers of f64, which the seed decides.
 fn numbers(seed: u64, shape: &[usize], device: &Device) -> Result<Tensor> {
     let mut random = Random::new(seed + 1);
     let values: Vec<f64> =
@@ -31,7 +31,7 @@ fn numbers(seed: u64, shape: &[usize], device: &Device) -> Result<Tensor> {
     Tensor::from_slice(&values, shape, device)
 }
 
-/// Returns this rank's part of a tensor that all have whole.
+/// Returns this rank's part of a tensor that every rank has in full.
 fn held(whole: &Tensor, placement: Placement, group: &ProcessGroup) -> Result<Tensor> {
     redistribute(&whole.detach(), group, WHOLE, placement, placement)
 }
@@ -50,13 +50,14 @@ fn close(found: &[f64], wanted: &[f64], what: &str) {
     }
 }
 
-/// A layer in a module of its own, so that a plan can name it.
+/// A layer inside another module, so that a plan can name it.
 #[derive(Module)]
 struct Net<M: Parallelize> {
     layer: Parallel<M>,
 }
 
-/// Holds a divided layer against the whole one: results, and gradients of input and parameters. `held_as` says how input and output are held.
+/// Compares a divided layer with the full one: results, and gradients of the input and the parameters. `held_as` has the placements
+/// of input and output.
 fn layer_holds<M: Parallelize>(
     group: &ProcessGroup,
     [whole, divided]: [M; 2],
@@ -225,7 +226,7 @@ fn norms_of_a_part_of_the_sequence() {
     .unwrap();
 }
 
-/// Three layers that read one input, as queries, keys and values do.
+/// Three layers with the same input, as the projections of queries, keys and values are.
 #[derive(Module)]
 struct Three {
     q: Parallel<Linear>,
@@ -421,7 +422,7 @@ fn losses_refuse_what_they_cannot() {
     .unwrap();
 }
 
-/// Goes from every placement to every other one and back, and holds values and gradients against the whole.
+/// Converts a tensor from every placement to every other one and back, and compares values and gradients with the full tensor's.
 fn around(group: &ProcessGroup, seed: u64) -> Result<()> {
     let all = [WHOLE, Placement::Shard(0), Placement::Shard(-1), Placement::Partial];
     let whole = numbers(seed, &[4, 8], group.device())?;

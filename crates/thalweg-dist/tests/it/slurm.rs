@@ -8,7 +8,7 @@ use thalweg_dist::{LaunchEnvironment, Rendezvous};
 
 use crate::support::Folder;
 
-/// Starts the tasks as SLURM does: two on the first node, one on the second.
+/// Starts the tasks as SLURM would: two on the first node, one on the second.
 const SRUN: &str = r#"#!/bin/sh
 while [ "${1#--}" != "$1" ]; do echo "option $1"; shift; done
 run() { procid=$1 node=$2 localid=$3; shift 3
@@ -35,7 +35,7 @@ fn executable(path: &Path, text: &str) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs the script with a program, in an environment without a launcher's variables but these.
+/// Runs a program by the script. Of the variables that launchers set, only the given ones are set.
 fn script(folder: &Folder, variables: &[(&str, &str)], program: &[&str]) -> Output {
     executable(&folder.0.join("srun"), SRUN);
     executable(&folder.0.join("scontrol"), SCONTROL);

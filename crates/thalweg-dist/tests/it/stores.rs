@@ -1,4 +1,4 @@
-//! Stores: the same calls on each, waits, and what goes wrong.
+//! Stores: the same calls on each kind of store, waits, and failures.
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use thalweg_dist::store::{FileStore, HashStore, PrefixStore, Store, TcpStore};
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(60);
 
-/// A file that is gone with the test.
+/// A file that is deleted at the end of a test.
 struct TestFile(std::path::PathBuf);
 
 impl TestFile {
@@ -31,7 +31,7 @@ fn serve() -> TcpStore {
     TcpStore::serve("127.0.0.1:0", LONG).unwrap()
 }
 
-/// Holds a store, seen by two ranks, against what every store does.
+/// Checks the common contract of all stores on a store that two ranks use.
 pub fn contract(one: &dyn Store, other: &dyn Store) {
     one.set("key", b"value").unwrap();
     assert_eq!(other.get("key").unwrap(), b"value");

@@ -11,7 +11,7 @@ use thalweg_tensor::Tensor;
 
 pub use crate::gate::Gate;
 
-/// A program of one rank under a check.
+/// A program that each rank runs, with its group and a seed.
 pub type RankProgram = fn(&ProcessGroup, u64) -> Result<()>;
 
 /// Runs a program on `ranks` ranks, one thread each, under seeds and the race checker. The program gets its seed.
@@ -61,7 +61,7 @@ impl Random {
     }
 }
 
-/// The values of a rank in a step: small integers, so that every order of a sum has the same result.
+/// Returns the values of a rank in a step: small integers, so that every order of a sum has the same result.
 pub fn values(rank: u32, step: u64, count: usize) -> Vec<f32> {
     (0..count as u64).map(|index| ((index * 7 + u64::from(rank) * 13 + step * 5) % 19) as f32 - 9.0).collect()
 }
@@ -91,7 +91,7 @@ pub fn batch(rank: u32, ranks: u32, step: u64, device: &Device) -> Result<(Tenso
     Ok((part(6)?, part(3)?))
 }
 
-/// The mean of the squared differences.
+/// Returns the mean of the squared differences.
 pub fn loss(output: &Tensor, target: &Tensor) -> Result<Tensor> {
     output.sub(target)?.square()?.mean(&[], false)
 }
@@ -128,7 +128,7 @@ pub fn bytes(values: &[f32]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
-/// A folder for one test's files, which goes with it.
+/// A folder for the files of one test, which is deleted at its end.
 pub struct Folder(pub std::path::PathBuf);
 
 impl Folder {

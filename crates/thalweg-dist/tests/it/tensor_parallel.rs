@@ -66,11 +66,11 @@ impl<B: Forward> Forward for Gpt<B> {
 /// How a test divides the network.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Way {
-    /// Every rank has whole activations between blocks, and whole scores.
+    /// Every rank has full activations between blocks, and full scores.
     Whole,
-    /// Scores stay divided.
+    /// Activations are full, and scores stay divided.
     Loss,
-    /// Norms and residual connections see a part of the sequence; scores stay divided.
+    /// Norms and residual connections get a part of the sequence; scores stay divided.
     Sequence,
 }
 
@@ -118,7 +118,7 @@ fn block(g: &mut Generator, d: &Device) -> Result<Block> {
     })
 }
 
-/// A network in f64, so that nothing but the order of sums differs, and that little.
+/// Makes a network in f64, in which results differ only by the order of sums.
 fn network(seed: u64, blocks: usize, d: &Device) -> Result<Gpt<Block>> {
     let g = &mut Generator::new(seed);
     let mut gpt = Gpt {
@@ -132,7 +132,7 @@ fn network(seed: u64, blocks: usize, d: &Device) -> Result<Gpt<Block>> {
     Ok(gpt)
 }
 
-/// Returns the tokens of a step and those that follow, of some sequences out of four.
+/// Returns some of the four sequences of a step: their tokens, and the tokens that follow each of them.
 fn batch(step: u64, sequences: std::ops::Range<usize>, d: &Device) -> Result<[Tensor; 2]> {
     let mut random = Random::new(step + 11);
     let all: Vec<i64> = (0..4 * (TOKENS + 1)).map(|_| random.below(VOCABULARY as u64) as i64).collect();
@@ -188,7 +188,7 @@ fn mesh_of(group: &ProcessGroup) -> Result<DeviceMesh> {
     DeviceMesh::new(group, &[group.size() as usize], &["tp"])
 }
 
-/// Returns a network whose layers are divided, and how. Each rank makes others; the first one's counts.
+/// Returns a network whose layers are divided, with its plan. Each rank draws different parameters; rank 0's replace the others.
 fn divided(
     group: &ProcessGroup,
     mesh: &DeviceMesh,

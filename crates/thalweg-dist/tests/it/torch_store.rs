@@ -1,5 +1,5 @@
-//! The client of PyTorch's `TCPStore` against PyTorch's own server. `THALWEG_PYTHON` names a Python that has PyTorch; without it, the one of the path is
-//! asked.
+//! The client of PyTorch's `TCPStore`, tested with PyTorch's own server. `THALWEG_PYTHON` names a Python interpreter that has
+//! PyTorch; without it, the one in the search path is tried.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
@@ -12,7 +12,7 @@ use crate::stores::contract;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Serves a store, exchanges a key with another client, and ends with its input.
+/// A program that serves a store, exchanges a key with another client, and exits when its input is closed.
 const SERVER: &str = r#"
 import datetime, sys
 import torch.distributed as dist

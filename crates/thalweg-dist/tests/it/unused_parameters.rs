@@ -1,4 +1,4 @@
-//! Data parallel training whose passes leave parameters out, against one rank that computes every rank's part.
+//! Data parallel training whose passes skip parameters, compared with one rank that computes the parts of all ranks.
 
 use thalweg_dist::{
     DataParallelOptions, DistributedDataParallel, JoinOptions, LockstepGraph, ProcessGroup, run_ranks,
@@ -11,7 +11,7 @@ use thalweg_tensor::random::Generator;
 
 use crate::support::{batch, bytes, checked, close, descend, loss, parameter_values};
 
-/// Layers of which a pass uses some: bit `i` of a choice says whether it uses the layer `i`.
+/// Layers of which a pass uses some: bit `i` of a choice is set if the layer `i` is used.
 #[derive(Module)]
 struct Branches {
     branches: Vec<Linear>,
@@ -39,7 +39,7 @@ impl Branches {
     }
 }
 
-/// The layers that a rank uses in a step: all kinds of choices come, those of no rank among them.
+/// Returns the layers that a rank uses in a step. All combinations occur, also one in which no rank uses any layer.
 fn choice(rank: u32, step: u64) -> u32 {
     [[0b0000, 0b1000, 0b0001], [0b0110, 0b0010, 0b0000], [0b1111, 0b1111, 0b1111], [0b0001, 0b0001, 0b0001]]
         [step as usize % 4][rank as usize % 3]

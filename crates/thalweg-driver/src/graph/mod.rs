@@ -89,7 +89,7 @@ pub struct UpdateRefusal {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum UpdateReason {
-    /// The numbers of nodes differ, or the nodes depend on one another in another way.
+    /// The numbers of nodes differ, or the nodes depend on one another in a different way.
     TopologyChanged,
     /// The kinds of two paired nodes differ.
     KindChanged,

@@ -99,7 +99,7 @@ impl Builder {
     }
 }
 
-/// The nodes that each step computes.
+/// Returns the nodes that each step computes.
 fn members(program: &Program) -> Vec<Vec<u32>> {
     program.steps.iter().map(|step| step.members.to_vec()).collect()
 }
@@ -230,7 +230,7 @@ fn points_that_differ_are_not_fused() {
     let program = builder.plan();
     assert_eq!((program.steps.len(), program.apart[0].reason), (2, Refusal::Spaces));
     let text = program.describe(&["exp".to_owned(), "add".to_owned()]).to_string();
-    assert!(text.contains("not fused: exp and add, since their points are different ones"), "{text}");
+    assert!(text.contains("not fused: exp and add, since their iteration spaces differ"), "{text}");
 }
 
 #[test]

@@ -203,7 +203,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Defines what `values` need, in a row and at a point.
+    /// Prints the definitions that `values` need, in a row and at a point.
     fn define_for_element(&self, values: &[ExprId], writer: &mut Writer) {
         let body = &self.kernel.body;
         let mut needed = self.statements.nothing();

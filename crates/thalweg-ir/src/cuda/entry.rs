@@ -1,9 +1,9 @@
-//! The entry point of a kernel, and the indices that its threads compute: what the printers share.
+//! The entry point of a kernel and the indices that its threads compute, for all printers.
 
 use super::writer::Writer;
 use crate::{Class, Kernel};
 
-/// Threads of a block where a thread has points of its own.
+/// The number of threads of a block if each thread has points of its own.
 pub(super) const POINT_BLOCK: u32 = 256;
 
 /// Threads of a block where up to a warp works on a row.
@@ -14,14 +14,14 @@ pub(super) fn index_type(class: &Class) -> &'static str {
     if class.narrow_index { "u32" } else { "u64" }
 }
 
-/// Prints the line that opens a kernel's entry point. A block has at most so many threads, and registers are such that so many blocks
-/// share a multiprocessor.
+/// Prints the line that opens a kernel's entry point. It limits the threads of a block, and limits registers so that a number of
+/// blocks can share a multiprocessor.
 pub(super) fn open_entry(kernel: &Kernel, threads: u32, blocks: u32, writer: &mut Writer) {
     let bounds = if blocks > 1 { format!("{threads}, {blocks}") } else { threads.to_string() };
     open_entry_with(kernel, &format!("__launch_bounds__({bounds})"), writer);
 }
 
-/// Prints the line that opens an entry point with these attributes, and what each kernel does first.
+/// Prints the line that opens an entry point with these attributes, and the statements with which each kernel begins.
 pub(super) fn open_entry_with(kernel: &Kernel, attributes: &str, writer: &mut Writer) {
     writer.open(&format!(
         "extern \"C\" __global__ void {attributes} {name}(const __grid_constant__ {name}_arguments a)",

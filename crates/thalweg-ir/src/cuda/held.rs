@@ -231,7 +231,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints reductions whose result is one value that is the same for the whole row.
+    /// Prints reductions of a value that is the same for the entire row.
     pub(super) fn print_known(&self, reductions: &[usize], writer: &mut Writer) {
         let body = &self.kernel.body;
         for &number in reductions.iter().filter(|&&number| is_one_value(body, &self.at_points, number)) {

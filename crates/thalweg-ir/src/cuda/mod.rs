@@ -9,7 +9,7 @@
 //!   consecutive elements with loads and stores of up to 16 bytes, then the rest one by one.
 //! - **Strided points.** Points with coordinates: the linear index is divided once by each extent. Vectors run along the last
 //!   dimension, in which some inputs may repeat one element.
-//! - **Tiles.** Strided points where inputs are contiguous in another dimension than outputs ([`Class::transposed`]): a block reads a
+//! - **Tiles.** Strided points where inputs are contiguous in a different dimension than outputs ([`Class::transposed`]): a block reads a
 //!   tile along one dimension and writes it along the other.
 //! - **Rows.** A body with reductions. [`Class::threads_of_a_row`] threads work on a row: one thread, part of a warp, a warp, or
 //!   a block. If the points fit into their registers, the row is [`held`](Class::held): read once, as vectors. If they do not,
@@ -64,12 +64,13 @@ pub use prelude::with_prelude;
 /// rounds where its body does.
 pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false"];
 
-/// Blocks a multiprocessor, at most, of threads that handle one element at a time: a block is little work next to its start.
-/// Other kernels have a block for each part of their work, so that no multiprocessor waits for another at the end.
+/// The most blocks per multiprocessor of kernels whose threads handle one element at a time, since such a block does little work in
+/// comparison with its start. Other kernels have a block for each part of their work, so that no multiprocessor waits for another at
+/// the end.
 const BLOCKS_PER_MULTI_PROCESSOR: u64 = 32;
 
 /// The most blocks per multiprocessor for kernels that draw random numbers. PyTorch's kernels have the same number on a
-/// multiprocessor of 2,048 threads, so that the elements that a thread handles in turn use the words of one block
+/// multiprocessor of 2,048 threads, so that the elements that a thread handles one after another use the words of one block
 /// ([`philox`](crate::philox)).
 const DRAWING_BLOCKS: u64 = 8;
 

@@ -14,7 +14,7 @@ struct Fragment {
 /// The name of the fragment that every unit has: the names of the types.
 const TYPES: &str = "types";
 
-/// All fragments, in an order in which each uses only those before it.
+/// All fragments, each after those that it uses.
 static FRAGMENTS: LazyLock<Vec<Fragment>> = LazyLock::new(|| {
     let parts = include_str!("prelude.cuh").split("//: ").skip(1);
     let fragments =

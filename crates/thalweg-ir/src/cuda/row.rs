@@ -17,10 +17,10 @@ use super::writer::Writer;
 /// The passes of a kernel over the points, and the outputs by where they are written.
 pub(super) struct Written {
     passes: Vec<Vec<usize>>,
-    /// Those at points that the last pass writes.
+    /// Outputs at points that the last pass writes.
     early: Vec<usize>,
     pub of_row: Vec<usize>,
-    /// Those at points that a loop after the passes writes.
+    /// Outputs at points that a separate loop after the passes writes.
     pub late: Vec<usize>,
 }
 
@@ -98,9 +98,9 @@ impl RowPrinter<'_> {
         self.close_rows(writer);
     }
 
-    /// Returns the passes over the points, and where outputs are written. The last pass writes those at points, if none needs a
-    /// result of that pass. Otherwise all are written by a loop of their own, which loads their inputs again, since the passes read
-    /// what the outputs may overwrite.
+    /// Returns the passes over the points, and where outputs are written. The last pass writes the outputs at points, if none of them
+    /// needs a result of that pass. Otherwise a separate loop writes all of them, and loads their inputs again: since outputs may
+    /// overwrite inputs, they are not written before the last pass.
     pub fn written(&self) -> Written {
         let body = &self.kernel.body;
         let passes = passes(body);

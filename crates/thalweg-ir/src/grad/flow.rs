@@ -50,12 +50,12 @@ impl<'b> Flow<'b> {
         Self { value, paths: vec![Vec::new()] }
     }
 
-    /// Returns the value, which counts only where a path is taken.
+    /// Returns the value, which is meaningful only where a path is taken.
     pub(super) fn value(&self) -> Value<'b> {
         self.value
     }
 
-    /// Returns a gradient that follows from this one and flows only where the branch is taken as well.
+    /// Returns a gradient that is computed from this one, and flows only where the given branch is taken, too.
     pub(super) fn through(&self, value: Value<'b>, branch: Option<Branch<'b>>) -> Self {
         let Some(branch) = branch else { return Self { value, paths: self.paths.clone() } };
         let mut paths = on_side(&self.paths, branch);

@@ -155,7 +155,7 @@ fn gradient_place(
 /// The contributions to an expression's adjoint that were collected so far.
 #[derive(Clone, Default)]
 struct Adjoint<'b> {
-    /// From uses on the expression's own level.
+    /// The adjoints from uses on the expression's own level.
     here: Vec<Flow<'b>>,
     /// From points, for an expression of the row: these are summed over the points.
     from_points: Vec<Flow<'b>>,

@@ -7,7 +7,7 @@ use crate::{Binary, ExprId, Node, Unary, Value};
 use super::algebra::{add, constant_exponent, div, masked, mul, neg, power};
 use super::flow::Branch;
 
-/// Returns whether a primitive is constant between jumps, so that nothing flows through it.
+/// Returns whether a primitive is piecewise constant, so that no gradient flows through it.
 pub(super) const fn is_flat(op: Unary) -> bool {
     matches!(op, Unary::Not | Unary::Floor | Unary::Ceil | Unary::Trunc | Unary::Round)
 }
@@ -16,7 +16,7 @@ pub(super) const fn is_flat(op: Unary) -> bool {
 pub(super) struct Part<'b> {
     pub(super) operand: ExprId,
     pub(super) value: Value<'b>,
-    /// The branch that must be taken for the part to flow.
+    /// The branch that must be taken for this part of the gradient to flow.
     pub(super) branch: Option<Branch<'b>>,
 }
 

@@ -19,7 +19,7 @@ const STEP_COST: f64 = 48.0;
 /// The cost of starting a new run of the innermost dimension, in units of one element in a loop.
 const RUN_COST: f64 = 12.0;
 
-/// The cost of an element that is not adjacent to the one before it, in units of one element in a loop.
+/// The cost of an element that is not adjacent to the previous one, in units of the cost of one element in a loop.
 const SCATTERED_COST: f64 = 4.0;
 
 /// The most accumulators of a reduction across rows, so that they stay in the second-level cache.
@@ -203,13 +203,13 @@ pub(super) struct Launch<'l> {
     /// blocks. Then the number of rows of the current group.
     group: usize,
     rows_in_group: usize,
-    /// The most rows of a block along points, and the most points of each of its rows.
+    /// The most rows of a block of points, and the most points of each of its rows.
     abreast: usize,
     length: usize,
     /// The rows of the current block: the number of the first row in its group, and the number of rows.
     first: usize,
     together: usize,
-    /// The number of lanes that receive a value at all. The others keep the neutral value, which changes nothing.
+    /// The number of lanes that receive a value. The others keep the neutral value, which does not change a result.
     lanes: usize,
     /// A bit for each of the first 64 operands: whether the elements of every innermost block are adjacent in it.
     dense: u64,
@@ -321,7 +321,7 @@ impl<'l> Launch<'l> {
         }
     }
 
-    /// Returns how many elements a register has: those of a block, or one piece per line.
+    /// Returns the number of elements of a register: all of a block's, or one piece per line.
     fn room(&self) -> usize {
         let lines = match self.direction {
             Direction::Along => self.abreast,
@@ -685,7 +685,7 @@ fn abreast(program: &CompiledKernel, (rows, points): (usize, usize)) -> usize {
     (elements / points).clamp(1, rows.max(1))
 }
 
-/// Returns how many rows run their row steps together, given `abreast` rows per block: as many as stay in the second-level cache
+/// Returns the number of rows whose row steps run together, given `abreast` rows per block: as many as stay in the second-level cache
 /// if several phases read them.
 fn group(program: &CompiledKernel, abreast: usize, (rows, points): (usize, usize), lanes: usize) -> usize {
     // Values that are kept for later phases are those of one block.

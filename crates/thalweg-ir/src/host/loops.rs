@@ -67,7 +67,7 @@ struct Pieces<'l, T> {
     whole: &'l [[T; PIECE]],
     /// The elements after the last complete piece.
     rest: &'l [T],
-    /// The distance from one piece to the next: 0 if one piece repeats.
+    /// The distance from one piece to the next; 0 if one piece is repeated.
     step: usize,
 }
 
@@ -257,7 +257,7 @@ impl<A: Copy, T: Copy, F: Fn(A, T, T) -> T> Loop for Map3<'_, A, T, F> {
     }
 }
 
-/// target = value, at all places.
+/// target = value, at all positions.
 pub(super) struct Fill<'l, T> {
     pub target: &'l mut [T],
     pub value: T,

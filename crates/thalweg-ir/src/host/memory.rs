@@ -260,7 +260,7 @@ fn whole_run<'a, T>(places: &[i64], guards: &[u8], elements: &'a [T]) -> Option<
         .flatten()
 }
 
-/// Reads the elements whose guard is true. Returns the last place that is outside the input, if there is one.
+/// Reads the elements whose guard is true. Returns the last position that is outside the input, if there is one.
 #[inline(always)]
 fn read_chosen<T>(
     target: &mut [T],

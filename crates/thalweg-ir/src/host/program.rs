@@ -17,8 +17,8 @@ use crate::{Body, Class, DType, Kernel};
 use super::allocation::{Allocated, allocate};
 use super::register::{BANKS, Lane, bytes_of_element};
 
-/// The least and the most elements that a step may handle at a time; how many it does follows from the program's registers, which
-/// shall stay in the first-level cache, while choosing the loop shall cost little next to running it.
+/// The least and the most elements that a step handles at a time. The actual number follows from the program's registers, which
+/// should stay in the first-level cache, while the choice of a loop should take little time in comparison with running it.
 const BLOCKS: [usize; 2] = [512, 8192];
 
 /// The number of bytes that the registers of a block may have, where they are more than the least.
@@ -131,7 +131,7 @@ pub(super) struct HostStep<R = u16> {
 /// The way in which steps access the elements of a block, the most restrictive first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Taken {
-    /// All elements, contiguous.
+    /// All elements must be written, contiguously.
     Whole,
     /// Line by line, with one line per row: lines may be anywhere.
     ByLine,
@@ -709,7 +709,7 @@ fn registers_at_points(phases: &[Phase]) -> [u16; BANKS] {
     registers
 }
 
-/// The bytes that the registers of a row with kept values may have, so that they stay in the second-level cache.
+/// The most bytes of a row's registers with kept values, so that they stay in the second-level cache.
 const KEPT_BYTES: usize = 256 * 1024;
 
 impl CompiledKernel {

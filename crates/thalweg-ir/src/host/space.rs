@@ -10,21 +10,21 @@ pub(super) struct Space {
     /// The strides of dimension 0 for each operand, then those of dimension 1 …
     strides: SmallVec<[usize; 24]>,
     operands: usize,
-    /// A bit for each of the first 64 operands: whether it traverses all dimensions as one.
+    /// One bit for each of the first 64 operands: set if all dimensions can be traversed as one.
     flat: u64,
 }
 
-/// A place in a [`Space`].
+/// A position in a [`Space`].
 #[derive(Clone, Debug)]
 pub(super) struct Cursor {
     /// The coordinates.
     pub position: SmallVec<[usize; 6]>,
-    /// Each operand's offset there, in elements.
+    /// The offset of each operand at that position, in elements.
     pub offsets: SmallVec<[usize; 8]>,
 }
 
 impl Cursor {
-    /// Rewinds to the first place.
+    /// Moves back to the first position.
     pub fn reset(&mut self) {
         self.position.fill(0);
         self.offsets.fill(0);
@@ -126,7 +126,7 @@ impl Space {
         }
     }
 
-    /// Advances the cursor by `count` places.
+    /// Advances the cursor by `count` positions.
     pub fn advance(&self, cursor: &mut Cursor, count: usize) {
         let last = self.last();
         cursor.position[last] += count;

@@ -24,11 +24,11 @@ pub(super) struct Block<'f, 'a> {
     pub count: usize,
     /// The lines of the block and their length.
     pub shape: Shape,
-    /// The place that the current step writes instead of its register.
+    /// The output that the current step writes directly, instead of its register.
     pub direct: Option<Direct<'a>>,
 }
 
-/// The place of a block in an output.
+/// The position of a block in an output.
 #[derive(Clone, Copy)]
 pub(super) struct Direct<'a> {
     pub cells: Cells<'a>,
@@ -333,8 +333,8 @@ impl Block<'_, '_> {
         });
     }
 
-    /// Copies each element to `places` places in turn, beginning with row `first`. With `pieces`, a target whose readers allow it
-    /// receives one piece per row that repeats along the row.
+    /// Repeats each element `places` times, beginning with row `first`. With `pieces`, a target whose readers allow it receives one
+    /// piece per row, which is repeated along the row.
     pub fn spread(&mut self, step: &HostStep, first: usize, places: usize, pieces: bool) {
         let (inputs, count) = (self.inputs, self.count);
         let operand = step.operands[0];

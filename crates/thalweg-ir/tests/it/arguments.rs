@@ -1,4 +1,4 @@
-//! The arguments of a launch: unpacking returns what was packed.
+//! The arguments of a launch: unpacking returns the packed values.
 
 use proptest::prelude::*;
 use thalweg_ir::{
@@ -7,7 +7,7 @@ use thalweg_ir::{
 
 use crate::random;
 
-/// The geometry of a contiguous launch of a body: rows first, row outputs over the rows.
+/// Returns the geometry of a contiguous launch of a body: rows first, row outputs over the rows.
 fn contiguous(kernel: &Kernel, rows: u64, points: u64) -> Geometry {
     let class = kernel.class;
     let rank = |extent: u64, rank: u8| Dimensions::from_elem(extent, usize::from(rank));

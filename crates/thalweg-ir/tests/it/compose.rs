@@ -1,4 +1,4 @@
-//! Compositions against the two bodies one after the other, on the host executor.
+//! Compositions compared with the two bodies run one after the other, on the host executor.
 
 use proptest::prelude::*;
 use thalweg_ir::compose::{Part, Source, compose};
@@ -84,7 +84,7 @@ fn composition_equals_its_parts(pair: Pair) -> Result<(), TestCaseError> {
     composed.equals(expected, &first, &second, &kept)
 }
 
-/// A composition, with the operands of its inputs, and what the first of its parts has written.
+/// A composition, with the operands of its inputs, and the results of its first part.
 struct Composed<'m> {
     body: Body,
     operands: Vec<OperandGeometry>,
@@ -93,7 +93,7 @@ struct Composed<'m> {
 }
 
 impl Composed<'_> {
-    /// Compares the results with those of the parts, of which the first one's are compared where they are kept.
+    /// Compares the results with those of the parts. The first part's results are compared if they are kept.
     fn equals(
         mut self,
         expected: Vec<Memory>,
@@ -136,7 +136,7 @@ proptest! {
     }
 }
 
-/// A part whose dimensions, all rows or all inner ones, are those of a space of one row and one inner dimension.
+/// Returns a part whose dimensions, all rows or all inner ones, are those of a space of one row and one inner dimension.
 fn part<'a>(body: &'a Body, sources: Vec<Source>, outputs: Vec<(u16, OutputPlace)>) -> Part<'a> {
     let space = vec![Some(Dimension::Row(0)), Some(Dimension::Inner(0))];
     let is_of_rows = body.reductions.is_empty();

@@ -136,7 +136,7 @@ fn a_unit_names_each_kernel_once() {
     let _ = cuda::print_unit(&[&kernel, &kernel]);
 }
 
-/// A geometry with these numbers of rows and points; nothing else matters.
+/// Returns a geometry with these numbers of rows and points; nothing else matters.
 fn counts(rows: u64, points: u64) -> Geometry {
     Geometry {
         row_shape: Dimensions::from_slice(&[rows]),
@@ -190,7 +190,7 @@ fn launches_cover_the_work_and_no_more_than_fills_the_gpu() {
     assert_eq!((shape.grid[0], shape.block[0]), (3 * 2 * 2, 256));
 }
 
-/// The units that cover every primitive, cast, reduction and class, and gradients.
+/// Returns the units that cover every primitive, cast, reduction and class, and gradients.
 fn units() -> Vec<(String, String)> {
     let mut all = kernels::all_kernels();
     let bodies: [(&str, Formula); 3] =

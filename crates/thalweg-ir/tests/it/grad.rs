@@ -50,7 +50,7 @@ impl Shape {
         if place == OutputPlace::Row { Self::Row } else { Self::Full }
     }
 
-    /// The element of a point.
+    /// Returns the element of a point.
     fn place(self, row: usize, point: usize) -> usize {
         let (of_row, of_point) = self.strides();
         row * of_row as usize + point * of_point as usize
@@ -64,7 +64,7 @@ struct Operand {
     values: Vec<f64>,
 }
 
-/// The outputs of a body of f64 values.
+/// Returns the outputs of a body of f64 values.
 fn evaluate(body: &Body, inputs: &[Operand]) -> Vec<Vec<f64>> {
     let has_reductions = !body.reductions.is_empty();
     let kernel = kernel("evaluated", body, strided(1, 1, if has_reductions { 2 } else { 1 }, false));
@@ -95,7 +95,7 @@ fn evaluate(body: &Body, inputs: &[Operand]) -> Vec<Vec<f64>> {
     results
 }
 
-/// Numbers between 0 and 1, the same for the same seed.
+/// Returns numbers between 0 and 1, the same for the same seed.
 fn random(seed: u64) -> impl FnMut() -> f64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move || {
@@ -277,7 +277,7 @@ fn layer_norm_with_row_outputs() {
     check_twice("layer norm", &layer_norm(F64), &inputs);
 }
 
-/// The gradient of a body of one input, at these values of the first row, with gradient 1 for each output.
+/// Returns the gradient of a body of one input, at these values of the first row, with gradient 1 for each output.
 fn gradient_at(body: &Body, values: [f64; POINTS]) -> Vec<f64> {
     let gradient = gradient(body, &[0]).unwrap().body;
     let values = values.iter().copied().cycle().take(ROWS * POINTS).collect();

@@ -141,7 +141,7 @@ fn geometry(row: &[u64], inner: &[u64], operands: Vec<OperandGeometry>) -> Geome
     Geometry { row_shape: Dimensions::from_slice(row), inner_shape: Dimensions::from_slice(inner), operands }
 }
 
-/// The sum of each row of a contiguous matrix.
+/// Returns the sum of each row of a contiguous matrix.
 fn sum_rows(lanes: u16, rows: usize, values: &[f32]) -> Vec<f32> {
     cascade_rows(lanes, 1, rows, values)
 }
@@ -161,7 +161,7 @@ fn cascade_rows(lanes: u16, cascade: u8, rows: usize, values: &[f32]) -> Vec<f32
     sums
 }
 
-/// The order that the kernel's documentation fixes, in plain loops.
+/// Returns the order that the kernel's documentation fixes, in plain loops.
 fn cascade_by_hand(lanes: usize, levels: u8, values: &[f32]) -> f32 {
     let mut sums: Vec<f32> = (0..lanes)
         .map(|lane| {
@@ -422,7 +422,7 @@ fn a_contiguous_launch_through_its_arguments() {
     assert!(sum.iter().zip(&x).all(|(&sum, &x)| sum == x + 1.5));
 }
 
-/// A row output that reads an input reads the row's first point.
+/// Checks that a row output that reads an input reads the first point of the row.
 #[test]
 fn row_outputs_read_inputs_at_the_first_point() {
     let builder = BodyBuilder::new();
@@ -458,7 +458,7 @@ fn coordinates_of_both_groups() {
     assert_eq!(sums, [6, 66]);
 }
 
-/// Runs y = x + 1 over four elements with operands that may not fit.
+/// Runs y = x + 1 over four elements, with operands that may be too small.
 fn add_one(geometry: &Geometry, scalars: &[u64], inputs: &[Source<'_>], outputs: &[Cells<'_>]) -> Fault {
     let builder = BodyBuilder::new();
     builder.output(builder.input(DType::F32) + 1.0, DType::F32, OutputPlace::Point);

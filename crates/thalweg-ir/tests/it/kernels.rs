@@ -4,32 +4,32 @@ use thalweg_ir::{
     Binary, Body, BodyBuilder, Class, DType, Dimension, Kernel, OutputPlace, ReduceOp, Scalar, Unary, Value,
 };
 
-/// A class of elementwise kernels over contiguous operands.
+/// Returns a class of elementwise kernels over contiguous operands.
 pub fn contiguous(vector: u8) -> Class {
     Class { contiguous: true, vector, ..Class::new(1, 0) }
 }
 
-/// A class of kernels with dimensions.
+/// Returns a class of kernels with dimensions.
 pub fn strided(row_rank: u8, inner_rank: u8, lanes: u16, narrow_index: bool) -> Class {
     Class { narrow_index, lanes, ..Class::new(row_rank, inner_rank) }
 }
 
-/// A class of row kernels over contiguous operands.
+/// Returns a class of row kernels over contiguous operands.
 pub fn rows(lanes: u16) -> Class {
     Class { contiguous: true, narrow_index: true, lanes, ..Class::new(1, 1) }
 }
 
-/// A class of row kernels whose threads hold this many vectors each.
+/// Returns a class of row kernels whose threads hold this many vectors each.
 pub fn held(lanes: u16, vector: u8, held: u8) -> Class {
     Class { vector, held, ..rows(lanes) }
 }
 
-/// A class of row kernels that read a row once.
+/// Returns a class of row kernels that read a row once.
 pub fn online(lanes: u16, vector: u8) -> Class {
     Class { vector, online: true, repeated: 0b10, ..strided(1, 1, lanes, true) }
 }
 
-/// A class of row kernels whose rows are adjacent in memory.
+/// Returns a class of row kernels whose rows are adjacent in memory.
 pub fn abreast(lanes: u16, rows_abreast: u16) -> Class {
     Class { rows_abreast, ..strided(1, 1, lanes, true) }
 }
@@ -38,7 +38,7 @@ pub fn kernel(name: impl Into<String>, body: &Body, class: Class) -> Kernel {
     Kernel { name: name.into(), body: body.clone(), class }
 }
 
-/// A body without reductions of inputs of these dtypes.
+/// Returns a body without reductions of inputs of these dtypes.
 pub fn pointwise(dtypes: &[DType], formula: impl for<'b> Fn(&[Value<'b>]) -> Value<'b>) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -49,7 +49,7 @@ pub fn pointwise(dtypes: &[DType], formula: impl for<'b> Fn(&[Value<'b>]) -> Val
     builder.finish()
 }
 
-/// A body with one input, in its dtype, whose output is at this place.
+/// Returns a body with one input, in its dtype, whose output is at this place.
 pub fn of_rows(dtype: DType, place: OutputPlace, formula: impl for<'b> Fn(Value<'b>) -> Value<'b>) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -67,7 +67,7 @@ pub fn maximum(value: Value<'_>) -> Value<'_> {
     value.builder().reduce(ReduceOp::Max, value)
 }
 
-/// The number of points of a row, as a float of this value's dtype.
+/// Returns the number of points of a row, as a float of this value's dtype.
 pub fn count(value: Value<'_>) -> Value<'_> {
     sum(value.like(1.0))
 }
@@ -154,7 +154,7 @@ pub const BINARIES: [Binary; 15] = [
     Binary::Xor,
 ];
 
-/// The dtypes that have arithmetic.
+/// Returns the dtypes that have arithmetic.
 pub fn compute_dtypes() -> impl Iterator<Item = DType> {
     DType::ALL.into_iter().filter(|dtype| dtype.compute() == *dtype)
 }
@@ -201,7 +201,7 @@ pub fn primitives(dtype: DType) -> Body {
     builder.finish()
 }
 
-/// A body with an output for the cast of one dtype to each other.
+/// Returns a body with an output for the cast of one dtype to each other.
 pub fn casts(dtype: DType) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -213,7 +213,7 @@ pub fn casts(dtype: DType) -> Body {
     builder.finish()
 }
 
-/// A body with every reduction of a dtype, independent ones and dependent ones.
+/// Returns a body with every reduction of a dtype, independent ones and dependent ones.
 pub fn reductions(dtype: DType) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -237,7 +237,7 @@ pub fn reductions(dtype: DType) -> Body {
     builder.finish()
 }
 
-/// The cross entropy of the rows of a first input at the class that a second input specifies.
+/// Returns the cross entropy of the rows of a first input at the class that a second input specifies.
 pub fn cross_entropy(dtype: DType) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -252,7 +252,7 @@ pub fn cross_entropy(dtype: DType) -> Body {
     builder.finish()
 }
 
-/// Every primitive, cast, reduction and class variant.
+/// Returns all kernels: every primitive, cast, reduction and class variant.
 pub fn all_kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for dtype in compute_dtypes() {

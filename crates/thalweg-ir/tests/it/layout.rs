@@ -3,19 +3,19 @@
 use proptest::prelude::*;
 use thalweg_ir::{Layout, broadcast_shapes};
 
-/// The storage element of each coordinate, row-major.
+/// Returns the storage element of each coordinate, row-major.
 fn elements(layout: &Layout) -> Vec<usize> {
     layout.shape().iter().zip(layout.strides()).fold(vec![layout.offset()], |places, (&extent, &stride)| {
         places.iter().flat_map(|place| (0..extent).map(move |c| place + c * stride)).collect()
     })
 }
 
-/// A coordinate's number in row-major order.
+/// Returns a coordinate's number in row-major order.
 fn number(shape: &[usize], coordinate: &[usize]) -> usize {
     shape.iter().zip(coordinate).fold(0, |number, (extent, c)| number * extent + c)
 }
 
-/// The coordinate of a number.
+/// Returns the coordinate of a number.
 fn coordinate(shape: &[usize], mut number: usize) -> Vec<usize> {
     let mut coordinate: Vec<usize> = shape
         .iter()
@@ -30,7 +30,7 @@ fn coordinate(shape: &[usize], mut number: usize) -> Vec<usize> {
     coordinate
 }
 
-/// Layouts of views: a contiguous tensor after a few operations.
+/// Returns layouts of views: a contiguous tensor after a few operations.
 fn layouts() -> impl Strategy<Value = Layout> {
     let steps = prop::collection::vec((0..6usize, any::<u32>(), any::<u32>()), 0..5);
     (prop::collection::vec(0..5usize, 0..4), steps).prop_map(|(shape, steps)| {
@@ -62,7 +62,7 @@ fn layouts() -> impl Strategy<Value = Layout> {
     })
 }
 
-/// Shapes of a number of elements.
+/// Returns a shape with a given number of elements, drawn by `choices`.
 fn shapes_of(count: usize, choices: &[u32]) -> Vec<usize> {
     if count == 0 {
         return vec![3, 0];

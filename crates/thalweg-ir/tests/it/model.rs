@@ -38,7 +38,7 @@ impl Value {
         }
     }
 
-    /// A complex number of this type, whose parts are rounded.
+    /// Returns a complex number of this type, whose parts are rounded.
     fn complex(dtype: DType, re: f64, im: f64) -> Self {
         let part = |value| Self::round(dtype.real(), value).float();
         Self::Complex(dtype, part(re), part(im))
@@ -97,13 +97,13 @@ impl Value {
         }
     }
 
-    /// An integer of this type, wrapped.
+    /// Returns an integer of this type, wrapped.
     pub fn wrap(dtype: DType, value: i128) -> Self {
         let (lowest, highest) = bounds(dtype);
         Self::Int(dtype, (value - lowest).rem_euclid(highest - lowest + 1) + lowest)
     }
 
-    /// A number of this type, rounded.
+    /// Returns a number of this type, rounded.
     fn round(dtype: DType, value: f64) -> Self {
         match dtype {
             DType::F16 => Self::F16(f16::from_f32_const(value as f32)),
@@ -155,7 +155,7 @@ impl Value {
     }
 }
 
-/// The lowest and the highest number of an integer type, by PyTorch's name of it.
+/// Returns the lowest and the highest number of an integer type, by PyTorch's name of it.
 fn bounds(dtype: DType) -> (i128, i128) {
     let bits =
         |digits: &str| digits.parse::<u32>().unwrap_or_else(|_| panic!("{dtype} is not an integer type"));
@@ -334,7 +334,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory with these values of one dtype.
+    /// Returns memory with these values of one dtype.
     pub fn of(dtype: DType, values: impl Iterator<Item = Value>) -> Self {
         let values: Vec<Value> = values.collect();
         let words = vec![0; (values.len() * dtype.size_bytes()).div_ceil(8)];
@@ -392,7 +392,7 @@ impl Memory {
         with_dtype!(self.dtype, T => self.elements_mut::<T>().into())
     }
 
-    /// The elements from `first` on, at most `count` of which may be written.
+    /// Returns the elements from `first` on, at most `count` of which may be written.
     pub fn cells_of(&mut self, first: usize, count: usize) -> Cells<'_> {
         with_dtype!(self.dtype, T => (&mut self.elements_mut::<T>()[first..first + count]).into())
     }
@@ -494,7 +494,7 @@ pub fn coordinates(shape: &[u64]) -> Vec<Vec<u64>> {
     })
 }
 
-/// The values of a lane, combined front to back by runs of 32 on each level but the highest.
+/// Returns the values of a lane, combined front to back by runs of 32 on each level but the highest.
 fn cascade(op: ReduceOp, start: Value, values: &[Value], levels: u8) -> Value {
     let fold = |run: &[Value]| run.iter().fold(start, |sum, &value| combine(op, sum, value));
     let mut values = values.to_vec();
@@ -517,7 +517,7 @@ fn shift(kernel: &Kernel, geometry: &Geometry, row: &[u64]) -> usize {
     if kernel.class.shifted { start % usize::from(kernel.class.vector) } else { 0 }
 }
 
-/// Writes what the kernel writes.
+/// Computes all outputs of the kernel.
 pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memory], outputs: &mut [Memory]) {
     let body = &kernel.body;
     let points = coordinates(&geometry.inner_shape);

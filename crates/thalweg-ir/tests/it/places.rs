@@ -170,7 +170,7 @@ fn a_list_runs_tensor_by_tensor() {
     );
 }
 
-/// x ← x where a shared element is 1, else x times it; or with another condition, or overwriting another input.
+/// Builds x ← x where a shared element is 1, else x times that element; or with another condition, or with another input overwritten.
 fn scaled(condition: usize, target: u16) -> ForeachKernel {
     let b = BodyBuilder::new();
     let [x, factor, y] = [0; 3].map(|_| b.input(DType::Bf16));

@@ -37,7 +37,7 @@ impl<'t> Tape<'t> {
     }
 }
 
-/// A tape of a case.
+/// Returns a tape of a case.
 pub fn tapes() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(any::<u32>(), 0..160)
 }
@@ -65,7 +65,7 @@ struct Generator<'b, 't> {
     has_inner: bool,
 }
 
-/// A case of a tape.
+/// Returns a case of a tape.
 pub fn case(choices: &[u32]) -> Case {
     let mut tape = Tape::new(choices);
     let space = Space::new(&mut tape);
@@ -75,17 +75,18 @@ pub fn case(choices: &[u32]) -> Case {
     case
 }
 
-/// Two cases over one space, of which the second may read what the first one reads or writes.
+/// Two cases over one space. The second may read the operands or the results of the first.
 pub struct Pair {
     pub first: Case,
     pub second: Case,
-    /// The operand of the first case that an input of the second one is, if any: its inputs, then its outputs.
+    /// For each input of the second case, the operand of the first case that it is, if any. Operands are numbered by inputs first,
+    /// then outputs.
     pub shared: Vec<Option<usize>>,
     /// The outputs of the first case that are read afterwards, too.
     pub kept: Vec<bool>,
 }
 
-/// A pair of a tape.
+/// Returns a pair of a tape.
 pub fn pair(choices: &[u32]) -> Pair {
     let mut tape = Tape::new(choices);
     let space = Space::new(&mut tape);
@@ -138,7 +139,7 @@ impl Space {
         Self { class, shape: shape(tape, row_rank + inner_rank) }
     }
 
-    /// A case without memory, one of whose inputs usually has one of these dtypes.
+    /// Returns a case without memory, one of whose inputs usually has one of these dtypes.
     fn case(&self, tape: &mut Tape<'_>, dtypes: &[DType]) -> Case {
         let Self { class, shape } = self;
         let (row_rank, inner_rank) = (usize::from(class.row_rank), usize::from(class.inner_rank));
@@ -208,7 +209,7 @@ fn strided(strides: &[u64], row_rank: usize, at_points: bool) -> OperandGeometry
     }
 }
 
-/// Strides under which no two elements overlap: any order of dimensions, with or without gaps.
+/// Returns strides under which no two elements overlap: any order of dimensions, with or without gaps.
 fn dense_strides(tape: &mut Tape<'_>, shape: &[u64]) -> Vec<u64> {
     let mut order: Vec<usize> = (0..shape.len()).rev().collect();
     if tape.rarely(3) {
@@ -229,7 +230,7 @@ fn dense_strides(tape: &mut Tape<'_>, shape: &[u64]) -> Vec<u64> {
     strides
 }
 
-/// Strides of an input: those of an output, or with repeated dimensions, or small ones at random.
+/// Returns strides of an input: those of an output, or with repeated dimensions, or small ones at random.
 fn input_strides(tape: &mut Tape<'_>, shape: &[u64]) -> Vec<u64> {
     let mut strides = dense_strides(tape, shape);
     for stride in &mut strides {
@@ -316,13 +317,13 @@ impl<'b> Generator<'b, '_> {
         if self.tape.rarely(8) { DType::F32 } else { self.tape.pick(&DType::ALL) }
     }
 
-    /// A value, usually one of the most recent.
+    /// Returns a value, usually one of the most recent.
     fn any(&mut self) -> Entry<'b> {
         let back = self.tape.below(self.pool.len());
         self.pool[self.pool.len() - 1 - back]
     }
 
-    /// A value of a dtype.
+    /// Returns a value of a dtype.
     fn of(&mut self, dtype: DType) -> Entry<'b> {
         if self.tape.rarely(8) {
             let value = match self.tape.below(4) {
@@ -337,7 +338,7 @@ impl<'b> Generator<'b, '_> {
         (value.to(dtype), at_points)
     }
 
-    /// A value of a dtype that has arithmetic.
+    /// Returns a value of a dtype that has arithmetic.
     fn number(&mut self) -> Entry<'b> {
         let (value, at_points) = self.any();
         match value.dtype() {

@@ -1,5 +1,5 @@
-// The two kernels with the gradient's products, of which a unit holds one. With OWNS_KEYS it owns keys and values, and sums their
-// gradients while queries pass; else it owns queries, while keys and values pass.
+// The two kernels that compute the gradient's products; a translation unit contains one of them. With OWNS_KEYS, a block owns keys
+// and values and sums their gradients while it goes through the queries. Otherwise it owns queries and goes through keys and values.
 //
 // GROUPS groups of four warps own 64 rows each; the other side passes in tiles of TILE rows. With SPLIT, that many groups own the same rows and each sums
 // COLUMNS of their features. Where keys are owned, scores are those of the transposed matrix, so that weights and the gradients of scores are left factors as
@@ -19,11 +19,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
 #if OWNS_KEYS
     const operand &own_first = x.k, &own_second = x.v, &first = x.q, &second = x.grad_o;
     const i64 own_rows = x.keys, rows = x.queries;
-    // Queries before the first key see none of this block.
+    // Queries before the first key do not attend to any key of this block.
     const i64 begin = is_causal(x) ? at.first / TILE : 0;
     i64 end = (rows + TILE - 1) / TILE;
 #if MASKED
-    // Nor does any query see it if all its keys are masked.
+    // If all keys are masked, no query attends to them either.
     if ((x.mask.head == 0 || x.shared == 1) && at.first >= keys_seen(mask_of(x, at.batch, at.head * x.shared))) { end = 0; }
 #endif
     const u32 per_head = end > begin ? u32(end - begin) : 0, tiles = per_head * u32(x.shared);
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         tile.add(s, tile, added);
 #endif
         const bool is_masked = is_causal(x) && query < first_row + 63;
-        // The first query that sees a row's key, from the tile's first on.
+        // The first query of the tile that may attend to the key of this row.
         const i32 from = i32(row - query) - i32(lane % 4 * 2);
         const f32* const sums = (const f32*)(memory + (stage + 2 * TILE_BYTES - shared_address(memory)));
         #pragma unroll

@@ -5,7 +5,7 @@
 constexpr u32 QUERIES = GROUPS * 64;
 constexpr u32 QUERY_BYTES = QUERIES * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
 
-// Takes what may not be seen out of the scores of a tile of keys from `first` on.
+// Excludes masked scores from a tile of keys that begins at `first`.
 DEVICE void limit_scores(f32 (&s)[TILE / 2], const arguments& x, const i64 query, const i64 first) {
     const u32 lane = threadIdx.x % 32;
     #pragma unroll
@@ -33,7 +33,7 @@ typedef mask_of_queries<TILE / 2> mask_tile;
 #endif
 
 #if DROPPED
-// What is drawn needs more registers than there are while products are under way.
+// Drawing needs more registers than are free while products are in progress.
 #define DROP(s, query, first) drop(s, drawn, query, first)
 #else
 #define DROP(s, query, first)
@@ -44,7 +44,7 @@ struct rows_state {
     f32 maximum[2], sum[2];
 };
 
-// Turns scores into weights relative to the new maximum; gives the factors of what was summed before.
+// Converts scores to weights relative to the new maximum; returns the factors by which the earlier sums must be rescaled.
 DEVICE void soften(f32 (&s)[TILE / 2], rows_state& rows, f32 (&factor)[2], const f32 scale) {
     #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
@@ -100,7 +100,7 @@ DEVICE void finish_rows(const arguments& x, const place at, const i64 first, f32
     store_rows(to, x.o.row, first, x.queries, 0, x.columns, o, inverse[0], inverse[1]);
 }
 
-// How many tiles of keys the queries below `end` see, and how many of them whole.
+// The number of tiles of keys that queries before `end` attend to, and how many of these tiles are visible entirely.
 DEVICE u32 tiles_seen(const arguments& x, const i64 end, const i64 batch, const i64 head) {
 #if MASKED
     const i64 keys = keys_seen(mask_of(x, batch, head));

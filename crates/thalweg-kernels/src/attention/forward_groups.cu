@@ -1,5 +1,5 @@
-// A group of warps copies, the others compute. Blocks of threads stay, and take one block of queries after another: every other time from the other end, since
-// those with the most work come first.
+// One group of warps copies, the others compute. Blocks of threads are persistent and process one block of queries after another,
+// alternately from both ends, because the blocks with the most work come first.
 #ifndef NAME
 #define WARP_GROUPS 1
 #endif
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     #define GIVE(at) if (thread % 32 == 0) { barrier_arrive(at); }
     f32 o[HEAD / 2], s[TILE / 2], factor[2];
     u32 p[TILE / 4];
-    // With TURNS, groups issue their products in turn, so that one's exponentials are computed during another's products.
+    // With TURNS, the groups issue their products alternately, so that one group computes exponentials while another multiplies.
 #if TURNS
     if (group == GROUPS - 1) { asm volatile("bar.arrive 1, 256;" ::: "memory"); }
 #endif

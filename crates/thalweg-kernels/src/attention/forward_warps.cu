@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     const u32 thread = threadIdx.x, group = thread / 128;
     const i64 first = at.first + group * 64, query = first + thread / 32 % 4 * 16 + thread % 32 / 4;
     const u32 tiles = tiles_seen(x, at.first + QUERIES, at.batch, at.head), whole_tiles = tiles_seen_whole(x, first);
-    // Copies that are none are counted too.
+    // Empty copies are counted too.
     const auto copy = [&](const u32 to, const u16* from, const i64 row, const u32 j) {
         if (j < tiles) { copy_tile<TILE, THREADS>(to + j % STAGES * TILE_BYTES, from, row, i64(j) * TILE, x.keys, x.columns, thread); }
         copies_commit();

@@ -1,4 +1,4 @@
-// Which weights are kept: a warp writes one piece after another.
+// Writes which weights are kept: a warp writes one piece after another.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif

@@ -1,5 +1,5 @@
-// The gradient of what is added to the scores. A block owns 64 queries × TILE keys of it, fewer where it repeats, and goes through all scores to which those
-// are added.
+// The gradient of the mask that is added to the scores. A block owns 64 queries × TILE keys of it (fewer along repeated dimensions),
+// and goes through all scores to which these mask elements are added.
 #include "tiles.cuh"
 
 constexpr u32 OWN_BYTES = 64 * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
@@ -8,7 +8,7 @@ struct range {
     i64 from, to;
 };
 
-// A dimension that repeats is gone through; of another one a block owns a part.
+// The block iterates over a repeated dimension; of any other dimension it owns a part.
 DEVICE range range_of(i64& item, const i64 stride, const i64 count) {
     if (stride == 0) { return {0, count}; }
     const i64 own = item % count;
@@ -51,7 +51,7 @@ DEVICE void add_gradients(f32 (&sum)[TILE / 2], const arguments& x, const place 
     }
 }
 
-// Adds up what repeats within a tile, and writes it.
+// Sums the elements that repeat within a tile, and writes the sums.
 DEVICE void store_gradients(const arguments& x, f32* const tile, const f32 (&sum)[TILE / 2], const range batches, const range heads, const range queries, const range keys) {
     const u32 thread = threadIdx.x, lane = thread % 32;
     constexpr u32 ROW = TILE + 1;

@@ -110,7 +110,7 @@ impl MaskStrides {
     }
 }
 
-/// A mask: what its elements are, and their layout.
+/// A mask: the kind of its elements, and their layout.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Mask {
     /// The strides.

@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     for (u32 step = 8; step > 0; step /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, step); }
     if (head < x.all_heads && threadIdx.x % 16 == 0) {
         const f32 lse = is ? x.lse[head * x.queries + row] : -INFINITE;
-        // A row that sees nothing has weights of 0.
+        // A row whose keys are all masked has weights of 0.
         x.sums[item] = lse == -INFINITE ? INFINITE : lse * 1.44269504088896341f;
         x.sums[x.all_heads * x.padded + item] = sum;
     }

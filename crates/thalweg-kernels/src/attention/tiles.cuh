@@ -32,7 +32,7 @@
 #endif
 
 constexpr u32 CHUNKS = HEAD / 8;
-// The features of a product that one thread sums: with SPLIT, groups of warps share those of the same rows.
+// The features of a product that one thread sums: with SPLIT, groups of warps share the features of the same rows.
 constexpr u32 COLUMNS = HEAD / SPLIT;
 
 DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
@@ -75,21 +75,22 @@ struct operand {
 struct arguments {
     operand q, k, v, o, grad_o, grad_q, grad_k, grad_v;
     f32* lse;
-    // Of each query: the logarithm to base 2 of its sum, and the sum over o · grad_o. Rows of `padded`; the second kind behind the first.
+    // For each query: the logarithm to base 2 of its sum, and the sum over o · grad_o. First the logarithms of all `padded` rows,
+    // then the sums.
     f32* sums;
-    // Heads of queries, and how many share one of keys; blocks of a head, and heads of a band.
+    // The number of heads of queries, and how many of them share one head of keys; the blocks of a head, and the heads of a band.
     i64 heads, shared, queries, keys, padded, blocks, band, all_heads;
     u32 columns, flags;
     // The factor of scores in base 2, and the factor itself.
     f32 scale, factor;
     u64 dtype, pass;
-    // What is added to the scores: strides along batches, heads and queries, and along keys; 0 where it repeats.
+    // The mask that is added to the scores: strides along batches, heads, queries and keys; 0 along repeated dimensions.
     operand mask;
     i64 mask_key;
-    // The gradient of what is added, laid out like it.
+    // The gradient of the mask, in the layout of the mask.
     operand grad_mask;
     i64 grad_mask_key;
-    // Seed and offset of the draws, how many of 2¹⁶ values keep a weight, and the factor of those that are kept.
+    // Seed and offset of the draws, the share of kept weights in units of 2⁻¹⁶, and the factor of the kept weights.
     const u64* state;
     u32 kept;
     f32 rescale;
@@ -103,7 +104,7 @@ DEVICE bool is_causal(const arguments& x) { return x.flags & 1; }
 
 #if DROPPED
 
-// Sets what is dropped of a tile of scores to 0, of 16 queries from `query` on, and COUNT · 2 keys: piece by piece.
+// Sets the dropped weights of a tile of scores to 0: of 16 queries beginning at `query`, and COUNT · 2 keys, piece by piece.
 template <u32 COUNT> DEVICE void drop(f32 (&s)[COUNT], const draws& d, const i64 query, const i64 first) {
     const u64 piece = d.first + u64(query / 16) * d.across + u64(first / 16);
     #pragma unroll
@@ -118,7 +119,7 @@ template <u32 COUNT> DEVICE void drop(f32 (&s)[COUNT], const draws& d, const i64
     }
 }
 
-// The same in two steps: what a tile draws, while products are under way, and what it drops.
+// The same in two steps: drawing the random words of a tile, while products are in progress, and applying them.
 template <u32 COUNT> struct row_draws {
     u32 words[COUNT / 8][4];
 
@@ -138,7 +139,8 @@ template <u32 COUNT> struct row_draws {
     }
 };
 
-// The bits of a tile of the transposed matrix: of 16 keys from `key` on, and COUNT · 2 queries. Lanes exchange what they drew.
+// The bits of a tile of the transposed matrix: of 16 keys beginning at `key`, and COUNT · 2 queries. Lanes exchange the words that
+// they drew.
 template <u32 COUNT> struct kept_columns {
     u32 bits[(COUNT + 31) / 32][2];
 
@@ -164,8 +166,8 @@ template <u32 COUNT> struct kept_columns {
 #endif
 
 #if MASKED
-// What is added to the scores of a head before their factor: `inverse` is one by that. Elements are numbers of 16 bits, or truth values of one byte that are
-// true where a key is seen.
+// The mask that is added to the scores of a head before they are scaled; `inverse` is the inverse of the scale. Elements are 16-bit
+// numbers, or truth values of one byte that are true for visible keys.
 struct mask {
     const u8* at;
     i64 query, key, queries, keys;
@@ -183,12 +185,12 @@ DEVICE mask mask_of(const arguments& x, const i64 batch, const i64 head) {
 
 #define LOWEST (IS_BF16 ? 0xff80u : 0xfc00u)
 
-// What was loaded as the numbers of a pair of keys, or as one number in the low half.
+// Converts loaded bits to the numbers of a pair of keys, or to one number in the low half.
 DEVICE u32 numbers_of(const mask& m, const u32 x) {
     return m.truths ? (x & 0xffu ? 0 : LOWEST) | (x & 0xff00u ? 0 : LOWEST << 16) : x;
 }
 
-// Loads that stay where they are written: they are under way while products are.
+// Loads at fixed positions in the program, so that they are in progress while products are.
 DEVICE u32 load_pair(const mask& m, const u8* at, const u32 pair) {
     u32 x;
     if (m.truths) {
@@ -211,8 +213,8 @@ DEVICE u16 load_one(const mask& m, const i64 place) {
 }
 DEVICE f32 mask_at(const mask& m, const i64 place) { return low_of(numbers_of(m, load_one(m, place))); }
 
-// How many keys there are up to the last one that is seen, where the mask is the same for all queries: the others count for nothing. At least one, so that
-// there is a tile.
+// The number of keys up to the last visible one, if the mask is the same for all queries: later keys can be skipped. At least one, so
+// that there is a tile.
 DEVICE i64 keys_seen(const mask& m) {
     if (m.query != 0) { return m.keys; }
     constexpr u32 EACH = 8;
@@ -232,15 +234,15 @@ DEVICE i64 keys_seen(const mask& m) {
     return 1;
 }
 
-// The mask of scores of queries `query` and eight further on, and of COUNT · 2 keys from `first` on, two per lane. Where there are no such queries or keys,
-// it is what the last one has: those scores count for nothing.
+// The mask of the scores of query `query` and of the query eight rows later, and of COUNT · 2 keys beginning at `first`, two per
+// lane. Queries or keys beyond the end get the last one's mask: their scores are not used.
 template <u32 COUNT> struct mask_of_queries {
     u32 upper[COUNT / 4], lower[COUNT / 4];
     bool is_loaded;
 
     DEVICE i64 row(const mask& m, const i64 query) { return (query < m.queries ? query : m.queries - 1) * m.query; }
 
-    // Most masks are of keys alone, and both queries have the same.
+    // Most masks depend only on the key, so that both queries have the same mask.
     DEVICE void load(mask_of_queries& x, const mask& m, const i64 query, const i64 first) {
         x.is_loaded = m.pairs && first + COUNT * 2 <= m.keys;
         if (x.is_loaded) {
@@ -288,7 +290,7 @@ template <u32 COUNT> struct mask_of_queries {
     }
 };
 
-// The same of the transposed matrix: of keys `key` and eight further on, and queries from `first` on.
+// The same for the transposed matrix: for key `key` and the key eight rows later, and queries beginning at `first`.
 template <u32 COUNT> struct mask_of_keys {
     u16 each[COUNT];
 
@@ -329,8 +331,8 @@ template <u32 COUNT> struct mask_of_keys {
 };
 #endif
 
-// Which rows of which head a block of threads owns: heads in bands whose operands stay in the cache, and in a band the blocks with the most work
-// first.
+// The head and the rows that a block of threads owns. Heads are grouped in bands whose operands fit in the cache; within a band,
+// blocks with the most work come first.
 DEVICE place place_of(const arguments& x, const i64 heads, const u32 rows, const bool descends, const i64 all_heads, const i64 item) {
     const i64 per_band = x.band * x.blocks, band = item / per_band, within = item % per_band;
     const i64 left = all_heads - band * x.band, width = left < x.band ? left : x.band;
@@ -338,7 +340,7 @@ DEVICE place place_of(const arguments& x, const i64 heads, const u32 rows, const
     return {head / heads, head % heads, (descends ? x.blocks - 1 - block : block) * rows};
 }
 
-// Copies ROWS rows from `first` on into a tile, by COPIERS threads; zeros stand for rows and columns that are not there.
+// Copies ROWS rows beginning at `first` into a tile, by COPIERS threads; rows and columns beyond the end are zeros.
 template <u32 ROWS, u32 COPIERS>
 DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i64 first, const i64 rows, const u32 columns, const u32 thread) {
     constexpr u32 STEP = COPIERS / CHUNKS;
@@ -356,18 +358,18 @@ DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i
 }
 
 #if WARP_GROUPS
-// What products read is not computed behind their beginning.
+// Keeps operands of a product from being computed after the product has begun.
 template <u32 COUNT> DEVICE void keep(u32 (&x)[COUNT]) {
     #pragma unroll
     for (u32 i = 0; i < COUNT; ++i) { asm volatile("" : "+r"(x[i]) :: "memory"); }
 }
 
-// Arrives once this thread's copies so far are done, without waiting.
+// Arrives at the barrier when the earlier copies of this thread are done, without waiting.
 DEVICE void copies_arrive(const u32 at) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory"); }
 DEVICE void copies_finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE void to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The descriptor of a panel of rows of 128 bytes: `apart` is how many bytes panels lie apart.
+// The descriptor of a panel of rows of 128 bytes; `apart` is the distance between panels in bytes.
 DEVICE u64 panel(const u32 at, const u32 apart) {
     return u64(at >> 4 & 0x3fff) | u64(apart >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
@@ -433,7 +435,7 @@ DEVICE void product_of_rows(f32 (&x)[B_ROWS / 2], const u32 a, const u32 b) {
     }
 }
 
-// The columns are those from `column` on.
+// Processes the columns beginning at `column`.
 template <u32 TERMS>
 DEVICE void product_of_registers(f32 (&x)[COLUMNS / 2], const u32 (&a)[TERMS / 4], const u32 b, const u32 column = 0) {
     const u32 lane = threadIdx.x % 32;
@@ -451,13 +453,13 @@ DEVICE void product_of_registers(f32 (&x)[COLUMNS / 2], const u32 (&a)[TERMS / 4
 }
 #endif
 
-// Rounds 64 × COUNT·2 sums to elements, as the left factor of the next product.
+// Rounds 64 × COUNT·2 sums to elements that can be the left factor of the next product.
 template <u32 COUNT> DEVICE void round_to_elements(u32 (&to)[COUNT / 2], const f32 (&x)[COUNT]) {
     #pragma unroll
     for (u32 i = 0; i < COUNT / 2; ++i) { to[i] = pair(x[i * 2], x[i * 2 + 1]); }
 }
 
-// Writes 64 rows of sums of the columns from `from` on, times a factor per row half, where rows and columns are.
+// Writes 64 rows of sums of the columns beginning at `from`, multiplied by a factor per row half, up to the last row and column.
 DEVICE void store_rows(u16* to, const i64 stride, const i64 first, const i64 rows, const u32 from, const u32 columns, const f32 (&x)[COLUMNS / 2], const f32 upper, const f32 lower) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const i64 row = first + warp * 16 + lane / 4;

@@ -21,7 +21,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, along_x, native};
+use crate::native::{Accesses, NativeKernel, Placed, ReportIndex, Words, along_x, native};
 use crate::scatter::{Term, VECTOR, Wide, typed, width_of};
 use crate::source::Source;
 
@@ -30,11 +30,11 @@ pub use products::BagProducts;
 /// The way in which the rows of a bag are combined.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BagMode {
-    /// Their sum, each times its factor if there are factors.
+    /// The sum of the rows, each times its factor if there are factors.
     Sum,
-    /// Their mean.
+    /// The mean of the rows.
     Mean,
-    /// Their maxima; NaN is the greatest number, and of equal ones the first counts.
+    /// The maxima of the rows; NaN counts as the greatest number, and among equal numbers the first one is taken.
     Max,
 }
 
@@ -58,7 +58,7 @@ pub struct Bags {
     pub features: u64,
     /// The way in which rows are combined.
     pub mode: BagMode,
-    /// The index that does not count; −1 if there is no such index.
+    /// The index of rows that are ignored; −1 if there is none.
     pub padding: i64,
     /// The dtype of table, factors and result: a floating-point type. 16-bit floats are summed in f32 and rounded once.
     pub dtype: DType,
@@ -97,7 +97,7 @@ impl Bags {
     }
 }
 
-/// A kernel.
+/// A variant of the kernel.
 struct Form {
     dtype: DType,
     is_wide: bool,
@@ -186,20 +186,20 @@ fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
     Fault::unless(FLOATS.contains(&dtype), || format!("{kernel}: rows are floats, not {dtype}"))
 }
 
-fn run_on_host(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {
+fn run_on_host(launch: &HostLaunch<'_>, report: &ReportIndex) -> Result<(), HostFault> {
     let (described, at, [slot]): (Described, Operands, _) = arguments::unpack("bags", launch)?;
     let tell = |named: i64, extent: u64| report(slot, named, extent as i64);
     typed!(described.kernel.dtype, T => run_typed::<T>(launch, &described, at, tell))
 }
 
-/// The combination of some rows of a bag, one number per feature: for maxima with their places among the indices.
+/// The combination of some rows of a bag, one number per feature; for maxima, also the positions of the maxima among the indices.
 struct Part<S> {
     sums: Vec<S>,
     places: Vec<Option<usize>>,
     count: u64,
 }
 
-/// Returns whether a number takes the place of another one as the maximum.
+/// Returns whether a number replaces another one as the maximum.
 fn replaces(old: f64, old_place: Option<usize>, value: f64, place: Option<usize>) -> bool {
     let (Some(new), Some(old_place)) = (place, old_place) else { return place.is_some() };
     let is_equal = value == old || (value.is_nan() && old.is_nan());

@@ -11,7 +11,7 @@ use thalweg_ir::host::Fault;
 use super::{BLOCK, check};
 use crate::arguments::{self, arguments};
 use crate::dtypes::FLOATS;
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, along_x, native};
+use crate::native::{Accesses, NativeKernel, Placed, ReportIndex, Words, along_x, native};
 use crate::scatter::{Combine, Term as _, VECTOR, Wide, typed, width_of};
 use crate::source::Source;
 
@@ -29,7 +29,7 @@ pub struct BagProducts {
     pub features: u64,
     /// The distance between the gradient's rows, in elements.
     pub gradient_stride: u64,
-    /// The index whose product is 0; −1 if there is no such index.
+    /// The index whose product is 0; −1 if there is none.
     pub padding: i64,
     /// The dtype of gradient, table and result: a floating-point type. 16-bit floats are multiplied and added in f32, and rounded once.
     pub dtype: DType,
@@ -60,7 +60,7 @@ impl BagProducts {
     }
 }
 
-/// A kernel.
+/// A variant of the kernel.
 struct Form {
     dtype: DType,
     is_wide: bool,
@@ -128,7 +128,7 @@ impl NativeKernel for Placed<BagProducts, Operands> {
     }
 }
 
-fn run_on_host(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {
+fn run_on_host(launch: &HostLaunch<'_>, report: &ReportIndex) -> Result<(), HostFault> {
     let (described, at, [slot]): (Described, Operands, _) = arguments::unpack("bags_products", launch)?;
     let tell = |named: i64| report(slot, named, described.kernel.rows as i64);
     typed!(described.kernel.dtype, T => run_typed::<T>(launch, &described.kernel, at, tell))

@@ -31,14 +31,14 @@ constexpr u32 THREADS = 256, AT_ONCE = 4;
 // The numbers of `BagMode`.
 enum Mode : u64 { SUM, MEAN, MAX };
 
-// The combination of some rows of a bag: for maxima, also the place of each among the indices, or -1 if there is none.
+// The combination of some rows of a bag: for maxima, also the position of each among the indices, or −1 if there is none.
 template <class SUM_TYPE, u32 WIDTH, bool IS_MAX> struct Part {
     SUM_TYPE sum[WIDTH];
     i64 place[IS_MAX ? WIDTH : 1];
     u64 count;
 };
 
-// Whether a number takes the place of another one as the maximum: NaN is the greatest, and of equal numbers the first one remains.
+// Returns whether a number replaces another one as the maximum: NaN is the greatest, and among equal numbers the first one is kept.
 template <class SUM_TYPE>
 static __device__ __forceinline__ bool replaces(const SUM_TYPE old, const i64 old_place, const SUM_TYPE value, const i64 place) {
     if (place < 0 || old_place < 0) {
@@ -49,7 +49,7 @@ static __device__ __forceinline__ bool replaces(const SUM_TYPE old, const i64 ol
     return is_equal ? place < old_place : !was_nan && (is_nan || value > old);
 }
 
-// Combines the rows of some bags: each block those of several bags, with `groups` groups of `lanes` threads per bag. A group combines
+// Combines the rows of some bags: each block combines several bags, with `groups` groups of `lanes` threads per bag. A group combines
 // every `groups`-th row, and then the groups are combined in pairs, so that a result does not depend on timing.
 template <class T, u32 WIDTH, bool IS_MAX> static __device__ __forceinline__ void bags(const arguments& x) {
     typedef typename combined<T>::type SUM_TYPE;

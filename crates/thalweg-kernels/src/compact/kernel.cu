@@ -1,4 +1,4 @@
-// The places of flags that are set, and elements at these places.
+// The positions of set flags, and the elements at these positions.
 #ifndef NAME
 #include "../defaults.cuh"
 #define CALL values<u32>(x)
@@ -67,7 +67,7 @@ static __device__ __forceinline__ void count(const arguments& x) {
     }
 }
 
-// The numbers of flags that are set before a part, and in all parts.
+// The number of set flags before a part, and in all parts.
 struct compact_place {
     u64 before, total;
 };
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void write_coordinates(const arguments& x, i64
     }
 }
 
-// Calls a function with the number of each set flag of a part, and its rank among all.
+// Calls a function with the index of each set flag of a part, and its rank among all set flags.
 template <class F>
 static __device__ __forceinline__ void each_set(const arguments& x, const u64 part, u64 rank, u32* const sums, F call) {
     __shared__ u16 set[TILE];
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void each_set(const arguments& x, const u64 pa
     }
 }
 
-// Calls a function with the number of each flag of a part, whether it is set, and how many are set before it.
+// Calls a function for each flag of a part, with its index, whether it is set, and the number of set flags before it.
 template <class F>
 static __device__ __forceinline__ void each_flag(const arguments& x, const u64 part, u64 rank, u32* const sums, F call) {
     __shared__ u32 bits_of[THREADS], before[THREADS];
@@ -180,7 +180,7 @@ template <class T> static __device__ __forceinline__ void values(const arguments
     }
 }
 
-// Writes the elements, those whose flags are set replaced by the elements of another operand in order.
+// Writes all elements; those with set flags are replaced by the elements of another operand, in order.
 template <class T> static __device__ __forceinline__ void replaced(const arguments& x) {
     __shared__ u64 wide_sums[THREADS / 32];
     __shared__ u32 sums[THREADS / 32];
@@ -193,7 +193,8 @@ template <class T> static __device__ __forceinline__ void replaced(const argumen
     }
 }
 
-// Writes for each element the number of set flags before the next one, less one, at the element's place in an order.
+// Writes the rank of each element: the number of set flags up to and including its own, minus 1. An order contains the position at
+// which each rank is written.
 static __device__ __forceinline__ void ranks(const arguments& x) {
     __shared__ u64 wide_sums[THREADS / 32];
     __shared__ u32 sums[THREADS / 32];

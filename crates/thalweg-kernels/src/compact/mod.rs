@@ -24,10 +24,10 @@ pub enum Work {
     Coordinates,
     /// Writes the elements whose flags are set.
     Values,
-    /// Writes all elements, those whose flags are set replaced by the elements of another operand, in order.
+    /// Writes all elements; those with set flags are replaced by the elements of another operand, in order.
     Replaced,
-    /// Writes the rank of each element: the number of set flags up to it, less one (int64). An order of the elements, if there is
-    /// one, contains the place at which each rank is written.
+    /// Writes the rank of each element: the number of set flags up to and including its own, minus 1 (int64). If there is an order,
+    /// it contains the position at which each rank is written.
     Ranks,
 }
 
@@ -64,7 +64,7 @@ const TILE: u64 = 4096;
 /// Threads of a block.
 const BLOCK: u32 = 256;
 
-/// The most parts of the flags. It is the number of blocks that keep a large GPU busy, and few counts for a block to add.
+/// The most parts of the flags: enough blocks to keep a large GPU busy, and few enough counts for one block to add.
 pub const MOST_PARTS: u64 = 1024;
 
 impl Compact {

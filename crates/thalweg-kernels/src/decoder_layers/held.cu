@@ -24,22 +24,22 @@
 #define TILE (8 * WARPS)
 
 #if __CUDA_ARCH__ >= 900
-// A greatest exponent to subtract: zero where there is none.
+// The greatest exponent, which is subtracted from all; zero if there is none.
 static __device__ __forceinline__ f32 base_of(const f32 greatest) {
     return greatest == -__int_as_float(0x7f800000) ? 0.0f : greatest;
 }
 
-// How a block has its rows of a matrix, a share of them, side by side in shared memory.
+// The layout of a block's rows of a matrix, side by side in shared memory.
 template <u32 SHARE, u32 TERMS> struct rows_of {
     static constexpr u32 share = SHARE, octets = (SHARE + 7) / 8, terms = TERMS, all_steps = TERMS / 32;
-    // From one row in shared memory to the next: a quarter warp that reads two rows meets all banks.
+    // The distance from one row in shared memory to the next, so that a quarter warp that reads two rows uses all banks.
     static constexpr u32 stride = TERMS * 2 / 128 * 128 + (TERMS * 2 % 128 == 0 ? 64 : 192);
     static constexpr u32 bytes = octets * 8 * stride;
     // The terms of a warp, in steps of 32.
     static constexpr u32 steps = (all_steps + WARPS - 1) / WARPS;
 };
 
-// Rows side by side, of which the last blocks have fewer.
+// Rows side by side; the last blocks have fewer of them.
 template <u32 ROWS, u32 TERMS> struct product : rows_of<(ROWS / 2 + BLOCKS - 1) / BLOCKS * 2, TERMS> {
     typedef rows_of<(ROWS / 2 + BLOCKS - 1) / BLOCKS * 2, TERMS> own;
     static __device__ __forceinline__ u32 first() { return min(ROWS, blockIdx.x * own::share); }
@@ -58,25 +58,25 @@ typedef product<FEATURES, HIDDEN> contracting;
 
 static __device__ constexpr u32 most(const u32 a, const u32 b) { return a > b ? a : b; }
 
-// As `barrier_wait`, in one branch: the form that was measured here.
+// `barrier_wait` with a single branch, which was measured to be faster here.
 static __device__ __forceinline__ void wait_phase(const u32 barrier, const u32 parity) {
     asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra AGAIN;\n}"
                  :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// Begins to copy weights or keys, which the L2 need not keep (the policy is that they are evicted first).
+// Begins to copy weights or keys, which need not stay in the L2 cache (their policy is to be evicted first).
 static __device__ __forceinline__ void copy(const u32 to, const void* from, const u32 bytes, const u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                  :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier), "l"(0x12f0000000000000ull) : "memory");
 }
 
-// Begins to copy two values, which this thread alone reads.
+// Begins to copy two values that only this thread reads.
 static __device__ __forceinline__ void copy_pair(u32* to, const Element* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
                  :: "r"(u32(__cvta_generic_to_shared(to))), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 
-// Ends a group of such copies.
+// Ends a group of asynchronous copies.
 static __device__ __forceinline__ void end_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -91,14 +91,14 @@ static __device__ __forceinline__ void meet() {
     asm volatile("bar.sync 1, %0;" :: "n"(THREADS) : "memory");
 }
 
-// The address of a place of this block in another block of the cluster.
+// The address, in another block of the cluster, that corresponds to an address in this block's shared memory.
 static __device__ __forceinline__ u32 at_block(const u32 place, const u32 rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place), "r"(rank));
     return there;
 }
 
-// Stores into a block of the cluster, whose barrier counts the bytes.
+// Stores into another block of the cluster, whose barrier counts the bytes.
 static __device__ __forceinline__ void send(const u32 to, const u32 barrier, const u32 value) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" :: "r"(to), "r"(value), "r"(barrier) : "memory");
 }
@@ -117,7 +117,7 @@ constexpr u32 MOST_ROWS = most(most(packing::share, mixing::share), most(expandi
 constexpr u32 PAIRS = (mixing::steps + 1) / 2;
 constexpr u32 HEAD_PAIRS = most(WIDTH / 64, 1);
 
-// What a block keeps in shared memory.
+// The contents of a block's shared memory.
 struct state {
     alignas(128) u8 packed[packing::bytes];
     alignas(128) u8 mixed_in[mixing::bytes];
@@ -125,25 +125,26 @@ struct state {
     alignas(128) u8 contracted[contracting::bytes];
     // Keys and values of some tiles.
     alignas(128) u8 tiles[SLOTS][2][TILE * WIDTH * 2];
-    // The row that a product takes, a part of it for each warp.
+    // The row that a product reads, one part per warp.
     alignas(16) u32 row[most(FEATURES, HIDDEN) / 2];
     alignas(16) f32 parts[2][MOST_ROWS][WARPS];
     // The head's query, new key and new value.
     alignas(16) u32 projected[3][WIDTH / 2];
-    // What each warp of the cluster makes of its keys: the block's features, the greatest score, and the sum of weights.
+    // The partial result of each warp of the cluster for its keys: the features of this block, the greatest score, and the sum of
+    // weights.
     alignas(16) f32 gathered[CLUSTER * WARPS][EACH];
     alignas(16) float2 tops[CLUSTER * WARPS];
     alignas(16) float2 moments[WARPS];
-    // The norms' scales and biases, and the products' biases; of the first product's for each block that gets the sums.
+    // The norms' scales and biases, and the products' biases; those of the first product once for each block that gets the sums.
     u32 scales[2][2][FEATURES / 2], packed_biases[packing::share / 2 * CLUSTER], biases[3][MOST_ROWS / 2];
     u64 full[4 + SLOTS], empty[4 + SLOTS], handed, gathering;
     layer layers[LAYERS];
 };
 
-// What a block has of attention.
+// The part of attention that a block computes.
 struct piece { u32 head, rank, begin, end, fresh, warps; };
 
-// Begins to copy the block's rows of a matrix, as soon as the place is empty.
+// Begins to copy the block's rows of a matrix, as soon as their memory is free.
 template <class P> static __device__ __forceinline__ void bring(const Element* weight, u8* to, const u32 full, const u32 empty, const u32 phase) {
     const u32 lane = threadIdx.x % 32, rows = P::rows();
     wait_phase(empty, phase ^ 1);
@@ -152,7 +153,7 @@ template <class P> static __device__ __forceinline__ void bring(const Element* w
     }
     __syncwarp();
     constexpr u32 PIECE = P::terms % FEATURES == 0 ? FEATURES : P::terms, PIECES = P::terms / PIECE;
-    // Four lanes rather than all: a burst of a whole matrix holds up the results that blocks wait for.
+    // Four lanes copy, not all: copying an entire matrix in one burst would delay the results that blocks wait for.
     for (u32 piece = lane; lane < 4 && piece < rows * PIECES; piece += 4) {
         const u32 row = piece / PIECES, term = piece % PIECES * PIECE;
         copy(address_of(to + row * P::stride + 2 * term), weight + u64(P::source(row)) * P::terms + term, PIECE * 2, full);
@@ -160,7 +161,8 @@ template <class P> static __device__ __forceinline__ void bring(const Element* w
     __syncwarp();
 }
 
-// Takes the block's rows into registers while the row that they are multiplied by is still on its way: each warp has some terms of all rows.
+// Loads the block's rows of weights into registers while the row that they are multiplied by has not arrived yet: each warp has some
+// terms of all rows.
 template <class P> static __device__ __forceinline__ void take(uint4 (&weights)[P::steps * P::octets], const u8* from, const u32 full, const u32 empty, const u32 phase) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u8* const lines = from + lane / 4 * P::stride + warp * (P::steps * 64) + lane % 4 * 16;
@@ -180,7 +182,7 @@ template <class P> static __device__ __forceinline__ void take(uint4 (&weights)[
     }
 }
 
-// Multiplies the block's rows by the row in shared memory; each warp leaves its part of the sums.
+// Multiplies the block's rows by the row in shared memory; each warp writes its part of the sums.
 template <class P> static __device__ __forceinline__ void multiply_rows(state& own, const uint4 (&weights)[P::steps * P::octets], const u32 which) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     constexpr u32 tiles = (P::octets + 1) / 2, wanted = tiles == 1 ? 4 : tiles == 2 ? 2 : 1, chains = wanted < P::steps ? wanted : P::steps;
@@ -193,7 +195,7 @@ template <class P> static __device__ __forceinline__ void multiply_rows(state& o
             const uint4 value = *(const uint4*)(values + step * 16);
             #pragma unroll
             for (u32 tile = 0; tile < tiles; ++tile) {
-                // Sixteen rows of weights are the left factor; the row stands in all columns of the right one.
+                // Sixteen rows of weights are the left factor; all columns of the right factor are copies of the row.
                 const uint4 upper = weights[step * P::octets + 2 * tile];
                 const uint4 lower = 2 * tile + 1 < P::octets ? weights[step * P::octets + (2 * tile + 1) % P::octets] : make_uint4(0, 0, 0, 0);
                 multiply(sums[tile * chains + step % chains], value, upper, lower);
@@ -219,7 +221,7 @@ template <class P> static __device__ __forceinline__ void multiply_rows(state& o
     meet();
 }
 
-// The sums of two rows with their biases.
+// The sums of two rows, with their biases.
 static __device__ __forceinline__ float2 finished(const state& own, const u32 which, const u32 pair, const u32 bias) {
     float2 sum = make_float2(low(bias), high(bias));
     #pragma unroll
@@ -231,7 +233,7 @@ static __device__ __forceinline__ float2 finished(const state& own, const u32 wh
     return sum;
 }
 
-// The place of a lane's pair of features, and whether it has it.
+// The position of a lane's pair of features, and whether the lane has one.
 static __device__ __forceinline__ u32 pair_at(const u32 i) {
     return threadIdx.x / 32 * (mixing::steps * 16) + threadIdx.x % 32 + i * 32;
 }
@@ -241,7 +243,8 @@ static __device__ __forceinline__ bool has_pair(const u32 i) {
         && (mixing::steps * WARPS == mixing::all_steps || pair_at(i) < FEATURES / 2);
 }
 
-// Normalizes pairs of the row, one or more for each thread, into shared memory, where its warp reads them. The pivot is near the mean: the one of the row before.
+// Normalizes pairs of elements of the row, one or more per thread, into shared memory, where the same warp reads them. The pivot is
+// near the mean: it is the mean of the previous row.
 static __device__ __forceinline__ void normalize(state& own, const float2 (&pairs)[PAIRS], const u32 which, const f32 eps, f32& pivot) {
     const u32 thread = threadIdx.x;
     f32 sum = 0.0f, square = 0.0f;
@@ -282,7 +285,7 @@ static __device__ __forceinline__ void normalize(state& own, const float2 (&pair
     }
 }
 
-// Two features of the row that goes in; NaN of a token that there is not, and of a position.
+// Two features of the input row; NaN if the token or the position does not exist.
 static __device__ __forceinline__ float2 given(const arguments& x, const i64 token, const i64 position, const u32 at) {
     if (x.token == nullptr) {
         const u32 both = ((const u32*)x.x)[at];
@@ -307,7 +310,7 @@ static __device__ __forceinline__ void await_pairs(float2 (&pairs)[PAIRS], const
     const u32* at[PAIRS];
     #pragma unroll
     for (u32 i = 0; i < PAIRS; ++i) {
-        // A lane without a pair waits for the first one of its warp, or of all.
+        // A lane without a pair waits for the first pair of its warp, or of the row.
         at[i] = from + 4 * (has_pair(i) ? pair_at(i) : 0);
     }
     await(given, at, tag);
@@ -317,7 +320,7 @@ static __device__ __forceinline__ void await_pairs(float2 (&pairs)[PAIRS], const
     }
 }
 
-// Waits for the features that this thread's warp multiplies, and puts them into shared memory.
+// Waits for the features that this thread's warp multiplies, and stores them in shared memory.
 template <class P> static __device__ __forceinline__ void await_row(state& own, const u32* from, const u32 tag) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // Four features, in two pairs, for each lane.
@@ -333,14 +336,14 @@ template <class P> static __device__ __forceinline__ void await_row(state& own, 
     await(given, at, tag);
     #pragma unroll
     for (u32 i = 0; i < COUNT; ++i) {
-        // A line that several lanes have is the warp's own, or that of no warp's product.
+        // A row that several lanes share belongs to this warp, or is not used by its product.
         if (warp * LINES + lane + i * 32 == lines[i]) {
             *(uint2*)(own.row + 2 * lines[i]) = make_uint2(given[i].a, given[i].b);
         }
     }
 }
 
-// Eight features of 32 (a quarter of them), or four of 16 and zeros.
+// Eight features out of 32, or four out of 16 and zeros.
 static __device__ __forceinline__ uint4 quarter(const void* row, const u32 step) {
     const u32 part = threadIdx.x % 4;
     if (WIDTH == 16) {
@@ -350,8 +353,8 @@ static __device__ __forceinline__ uint4 quarter(const void* row, const u32 step)
     return *(const uint4*)((const u8*)row + step * 64 + part * 16);
 }
 
-// The block's piece of attention: of a head's query over some of its keys, eight for each warp at a time. What a warp makes of them goes to the cluster's blocks,
-// to each its features.
+// The block's part of attention: one head's query over some of its keys, eight keys per warp at a time. Each warp sends its partial
+// results to the blocks of the cluster, each of which gets its own features.
 static __device__ __forceinline__ void attend(state& own, const piece& p, const layer& of, const u32 context, const f32 scale, const u32 phase,
                                               const u32 full, const u32 empty, u32& slot, u32& turn) {
     constexpr u32 STEPS = most(WIDTH / 32, 1), FEW = HEAD_PAIRS;
@@ -414,7 +417,7 @@ static __device__ __forceinline__ void attend(state& own, const piece& p, const 
             const uint4 query = quarter(own.projected[0], step);
             multiply(both[step & 1], key[step], query, query);
         }
-        // Every lane has the scores of two keys, as have seven others.
+        // Every lane has the scores of two keys, which seven other lanes have, too.
         const u32 place = first + lane % 4 * 2;
         const f32 none = -__int_as_float(0x7f800000);
         const f32 a = place < p.end ? (both[0][0] + both[1][0]) * scale : none, b = place + 1 < p.end ? (both[0][1] + both[1][1]) * scale : none;
@@ -460,7 +463,7 @@ static __device__ __forceinline__ void attend(state& own, const piece& p, const 
     }
 }
 
-// Puts together what the cluster's warps made of their keys, and hands over the block's features: one warp.
+// Combines the partial results of the cluster's warps, and publishes the block's features. One warp does this.
 static __device__ __forceinline__ void combine(state& own, const piece& p, u32* mixed, const u32 tag, const u32 phase) {
     constexpr u32 COUNT = EACH / 2, APART = 32 / COUNT;
     const u32 lane = threadIdx.x % 32, pair = lane % COUNT, gathering = address_of(&own.gathering);
@@ -471,7 +474,7 @@ static __device__ __forceinline__ void combine(state& own, const piece& p, u32* 
     }
     const f32 none = -__int_as_float(0x7f800000);
     f32 greatest = none, all = 0.0f, a = 0.0f, b = 0.0f;
-    // Four at a time.
+    // Processes four at a time.
     #pragma unroll 1
     for (u32 start = lane / COUNT; start < sources; start += 4 * APART) {
         float2 tops[4], sums[4];
@@ -548,10 +551,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         barrier_expect(address_of(&own.gathering), CLUSTER * p.warps * (EACH * 4 + 8));
     }
     __syncwarp();
-    // The cluster's blocks write into each other's shared memory from here on.
+    // From here on, the blocks of the cluster write into each other's shared memory.
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
     if (warp == WARPS) {
-        // Weights, keys and values are brought in the order in which they are used, each as soon as the layer before is done with its place.
+        // Weights, keys and values are loaded in the order in which they are used, each as soon as the previous layer no longer needs
+        // the memory.
         u32 slot = 0, turn = 0;
         #pragma unroll 1
         for (u32 number = 0; number < layers; ++number) {
@@ -581,7 +585,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     }
     const f32 scale = __uint_as_float(u32(x.scale)) * 1.4426950408889634f, eps = __uint_as_float(u32(x.eps));
     f32 pivot = 0.0f;
-    // Begins to copy what this thread alone reads for a product of a layer: its pairs of the norm, and of the bias.
+    // Begins to copy the values that only this thread reads in a product of a layer: its pairs of the norm, and of the bias.
     const auto fetch_norm = [&](const u32 number, const u32 which) {
         #pragma unroll
         for (u32 i = 0; i < PAIRS; ++i) {
@@ -626,10 +630,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         const u32 tag = number + 1, phase = number & 1;
         u32* const exchange = x.exchange;
         if (tag == layers) {
-            // The kernel behind this one may get ready.
+            // Lets the next kernel start early.
             launch_dependents();
         }
-        // Rows behind attention and behind the layer, what attention gives, and hidden features.
+        // The rows after attention and after the layer, the results of attention, and the hidden features.
         u32* const rows = exchange + 2 * FEATURES;
         u32* const mixed = rows + 2 * FEATURES;
         u32* const hidden = mixed + FEATURES;
@@ -679,7 +683,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             multiply_rows<expanding>(own, weights, 2);
         }
         if (has_hidden) {
-            // GELU by its tanh.
+            // GELU by its tanh approximation.
             float2 sum = finished(own, 2, thread, *hidden_bias);
             sum.x = __fdividef(sum.x, 1.0f + power(-2.302208198f * fmaf(0.044715f * sum.x * sum.x, sum.x, sum.x)));
             sum.y = __fdividef(sum.y, 1.0f + power(-2.302208198f * fmaf(0.044715f * sum.y * sum.y, sum.y, sum.y)));
@@ -707,7 +711,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     }
 }
 #else
-// The host launches nothing here.
+// Nothing to launch when the host compiles this file.
 extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }

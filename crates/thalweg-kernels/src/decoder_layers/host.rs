@@ -105,7 +105,7 @@ fn input_row<T: Element>(
     Ok(wide(&rounded::<T>(&sum)))
 }
 
-/// Turns heads side by side by the angles of a position; one out of range has those of the first.
+/// Rotates heads side by side by the angles of a position; an out-of-range position gets the angles of the first.
 fn turn<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &DecoderLayers,

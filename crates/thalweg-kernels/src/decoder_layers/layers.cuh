@@ -21,6 +21,6 @@ struct arguments {
     const f32 *cosines, *sines;
     u64 layers, context, scale, eps, vocabulary;
     layer layer_of[LAYERS];
-    // The sizes, as the host function gets them.
+    // The sizes, as the host function receives them.
     u64 sizes, more_sizes;
 };

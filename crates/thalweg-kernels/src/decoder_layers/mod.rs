@@ -56,7 +56,7 @@ pub const MOST_LAYERS: usize = 32;
 /// The shared memory of a block of compute capability 9.0, in bytes.
 const MOST_SHARED_BYTES: u64 = 227 << 10;
 
-/// The number of threads of the held kernel that compute; below, of threads that bring weights.
+/// The number of threads of the held kernel that compute; and the number of threads that load weights.
 const THREADS: u64 = 384;
 const BRINGING: u64 = 32;
 

@@ -25,13 +25,13 @@
 #define THREADS (WARPS * 32)
 #define ATTENDED (HEADS * WIDTH)
 #define PACKED ((HEADS + 2 * KEY_HEADS) * WIDTH)
-// The pieces whose copies are awaited together.
+// The number of pieces whose copies are awaited together.
 #define BATCH 4
-// The keys for which another block shares a head.
+// The number of keys from which on several blocks share a head.
 #define PART_KEYS 128
 
 #if __CUDA_ARCH__ >= 800
-// Begins to copy a piece of weights, which this thread alone reads.
+// Begins to copy a piece of weights that only this thread reads.
 static __device__ __forceinline__ void copy_piece(uint4* to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
@@ -53,17 +53,18 @@ static __device__ __forceinline__ constexpr u32 terms_of(const u32 product) {
     return product == MIXING ? ATTENDED : product == CONTRACTING ? HIDDEN : FEATURES;
 }
 
-// A block has eight rows of a matrix at a time; of a gated layer, four of the gate and four of what it gates.
+// A block processes eight rows of a matrix at a time; of a gated layer, four rows of the gate and the four rows that it gates.
 static __device__ __forceinline__ constexpr u32 groups_of(const u32 product) {
     return product == PACKING ? PACKED / 8 : product == EXPANDING ? (1 + GATED) * HIDDEN / 8 : FEATURES / 8;
 }
 
-// The most groups that a block has.
+// The most groups of rows that a block has.
 static __device__ constexpr u32 rounds_of(const u32 product) {
     return (groups_of(product) + BLOCKS - 1) / BLOCKS;
 }
 
-// The block's first group; the others follow at the distance of all blocks. Blocks that are left over by the products to features come first in the others.
+// The block's first group; its further groups are the number of blocks apart. Blocks without a group in the products to features come
+// first in the other products.
 static __device__ __forceinline__ u32 first_of(const u32 product) {
     return product % 2 == 1 ? blockIdx.x : (blockIdx.x + BLOCKS - FEATURES / 8 % BLOCKS) % BLOCKS;
 }
@@ -75,17 +76,18 @@ constexpr u32 ROUNDS = most(most(rounds_of(PACKING), rounds_of(MIXING)), rounds_
 constexpr u32 PAIRS = (FEATURES / 2 + THREADS - 1) / THREADS;
 constexpr u32 TEAM = WIDTH <= 16 ? 2 : WIDTH <= 32 ? 4 : WIDTH <= 64 ? 8 : WIDTH <= 128 ? 16 : 32;
 
-// What a block keeps in shared memory.
+// The contents of a block's shared memory.
 struct state {
-    // Pieces of weights that are under way: each thread has its own.
+    // Pieces of weights whose copies are in progress; each thread has its own.
     uint4 pieces[DEPTH][THREADS];
-    // The row that a product takes.
+    // The row that a product reads.
     alignas(16) u32 row[most(most(FEATURES, ATTENDED), HIDDEN) / 2];
-    // The parts of the sums, of each warp; eight numbers apart, so that rounds meet other banks.
+    // Partial sums of each warp, eight numbers apart, so that rounds use different memory banks.
     alignas(16) f32 parts[ROUNDS][WARPS * 8 + 8];
     // The head's query, new key and new value.
     alignas(16) u32 projected[3][WIDTH / 2];
-    // What each warp, or each part of a head, makes of its keys: sums of values, the greatest score and the sum of weights.
+    // The partial result of each warp, or of each part of a head, for its keys: sums of values, the greatest score and the sum of
+    // weights.
     alignas(16) f32 gathered[most(WARPS, PARTS)][WIDTH];
     float2 tops[most(WARPS, PARTS)];
     alignas(16) f32 moments[2][WARPS];
@@ -96,10 +98,10 @@ static_assert(sizeof(state) <= SHARED_BYTES, "the host knows how much a block ne
 // The weights of a warp in the order in which it multiplies them, over all products and layers. A lane has eight terms of one of eight rows.
 struct stream {
     const Element* at;
-    // The pieces of this group that are left, and the place in shared memory that is read next.
+    // The number of pieces of this group that are left, and the position in shared memory that is read next.
     u32 left, group, product, number, layers, slot;
 
-    // Finds the first group from here on of which the warp has terms.
+    // Finds the next group of which the warp has terms.
     __device__ __forceinline__ void find(const state& own) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = lane / 4;
         while (number < layers) {
@@ -119,7 +121,7 @@ struct stream {
         }
     }
 
-    // Begins to copy the next batch into the places from `to` on.
+    // Begins to copy the next batch to the positions beginning at `to`.
     __device__ __forceinline__ void bring(state& own, const u32 to) {
         #pragma unroll 1
         for (u32 i = 0; i < BATCH && number < layers; ++i) {
@@ -145,7 +147,7 @@ struct stream {
         }
     }
 
-    // Returns the next piece; the last one of a batch makes room for another.
+    // Returns the next piece; after the last piece of a batch, another batch is loaded.
     __device__ __forceinline__ uint4 take(state& own) {
         if (slot % BATCH == 0) {
             await_batch();
@@ -160,7 +162,7 @@ struct stream {
     }
 };
 
-// Multiplies the block's rows by the row in shared memory; each warp leaves its parts of the sums.
+// Multiplies the block's rows by the row in shared memory; each warp writes its parts of the sums.
 template <u32 PRODUCT> static __device__ __forceinline__ void multiply_rows(state& own, stream& weights) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     constexpr u32 STEPS = terms_of(PRODUCT) / 32;
@@ -182,7 +184,7 @@ template <u32 PRODUCT> static __device__ __forceinline__ void multiply_rows(stat
     __syncthreads();
 }
 
-// The sums of two rows of a round, from the one on.
+// The sums of two rows of a round, beginning with the given one.
 static __device__ __forceinline__ float2 finished(const state& own, const u32 round, const u32 row) {
     float2 sum = make_float2(0.0f, 0.0f);
     #pragma unroll
@@ -211,7 +213,7 @@ static __device__ __forceinline__ scales scales_of(const affine& norm) {
     return found;
 }
 
-// Normalizes the row, of which a thread has some pairs, into shared memory.
+// Normalizes the thread's pairs of the row, and writes them to shared memory.
 static __device__ __forceinline__ void normalize(state& own, const float2 (&pairs)[PAIRS], const scales& norm, const f32 eps) {
     f32 mean = 0.0f, square = 0.0f;
     if (CENTRED) {
@@ -240,7 +242,7 @@ static __device__ __forceinline__ void normalize(state& own, const float2 (&pair
     __syncthreads();
 }
 
-// Two features of the row that goes in; NaN of a token that there is not, and of a position.
+// Two features of the input row; NaN if the token or the position does not exist.
 static __device__ __forceinline__ float2 given(const arguments& x, const i64 token, const i64 position, const u32 at) {
     if (x.token == nullptr) {
         const u32 both = ((const u32*)x.x)[at];
@@ -276,7 +278,7 @@ static __device__ __forceinline__ void await_pairs(float2 (&pairs)[PAIRS], const
     }
 }
 
-// Waits for a row of pairs of elements, and puts it into shared memory.
+// Waits for a row of pairs of elements, and writes it to shared memory.
 template <u32 TERMS> static __device__ __forceinline__ void await_row(state& own, const u32* from, const u32 tag) {
     constexpr u32 COUNT = (TERMS / 4 + THREADS - 1) / THREADS;
     tagged found[COUNT];
@@ -296,25 +298,25 @@ template <u32 TERMS> static __device__ __forceinline__ void await_row(state& own
     __syncthreads();
 }
 
-// Sums of eight values under weights, whose exponents are less the greatest one's.
+// Sums of eight weighted values; the exponents of the weights are relative to the greatest one.
 struct weighted { f32 greatest, total, sums[8]; };
 
-// A greatest exponent to subtract: zero where there is none.
+// The greatest exponent, which is subtracted from all; zero if there is none.
 static __device__ __forceinline__ f32 base_of(const f32 greatest) {
     return greatest == -__int_as_float(0x7f800000) ? 0.0f : greatest;
 }
 
-// Turns a pair of features of a query or a key, and the pair half a head further on, by the position's angles.
+// Rotates a pair of features of a query or a key (one feature, and the one half a head later) by the position's angles.
 static __device__ __forceinline__ void turn(u32* row, const u32 at, const float2 cosine, const float2 sine) {
     const u32 near = row[at], far = row[at + WIDTH / 4];
     row[at] = pair_of(low(near) * cosine.x - low(far) * sine.x, high(near) * cosine.y - high(far) * sine.y);
     row[at + WIDTH / 4] = pair_of(low(far) * cosine.x + low(near) * sine.x, high(far) * cosine.y + high(near) * sine.y);
 }
 
-// What a call of attention knows: the position, if it is in range, and the keys that count.
+// The parameters of a call of attention: the position, if it is in range, and the number of keys.
 struct attention { u32 fresh, keys, parts, context; f32 scale; };
 
-// Waits for a head's query, new key and new value, and turns them.
+// Waits for a head's query, new key and new value, and rotates them.
 static __device__ __forceinline__ void await_projected(state& own, const arguments& x, const u32* packed, const u32 head, const u32 shared, const u32 tag, const attention& a) {
     const u32 thread = threadIdx.x;
     const u32 angle = (a.fresh < a.context ? a.fresh : 0) * (WIDTH / 2) + thread % (WIDTH / 4) * 2;
@@ -367,7 +369,7 @@ static __device__ __forceinline__ void add_key(weighted& sum, const f32 (&query)
     }
 }
 
-// Adds up what the teams of a warp have, and leaves it in shared memory.
+// Adds the partial results of a warp's teams, and writes the sum to shared memory.
 static __device__ __forceinline__ void leave(state& own, weighted& sum, const u32 feature) {
     #pragma unroll
     for (u32 apart = TEAM; apart < 32; apart *= 2) {
@@ -392,7 +394,7 @@ static __device__ __forceinline__ void leave(state& own, weighted& sum, const u3
     __syncthreads();
 }
 
-// Puts together what `count` warps or parts have of a pair of features: the greatest score, the sum of weights and the sums.
+// Combines the results of `count` warps or parts for a pair of features: the greatest score, the sum of weights and the sums.
 static __device__ __forceinline__ float4 together(const state& own, const u32 count, const u32 pair) {
     f32 greatest = -__int_as_float(0x7f800000), total = 0.0f, a = 0.0f, b = 0.0f;
     for (u32 i = 0; i < count; ++i) {
@@ -414,7 +416,7 @@ static __device__ __forceinline__ void put_mixed(u32* mixed, const u32 head, con
     put(mixed + head * WIDTH + 2 * pair, pair_of(sum.z * share, sum.w * share), tag);
 }
 
-// Attention of a head's query over a part of its keys. If there are several parts, the block of the first puts them together.
+// Attention of a head's query over a part of its keys. If there are several parts, the block of the first part combines them.
 static __device__ __forceinline__ void attend(state& own, const arguments& x, const layer& of, const u32 unit, const u32* packed, u32* partial, u32* mixed, const u32 tag,
                                               const attention& a) {
     constexpr u32 AHEAD = 2, TEAMS = THREADS / TEAM;
@@ -434,7 +436,7 @@ static __device__ __forceinline__ void attend(state& own, const arguments& x, co
             }
         }
     };
-    // The first keys are on their way while the query is awaited.
+    // The first keys are loaded while the query is awaited.
     read(begin + thread / TEAM);
     await_projected(own, x, packed, head, shared, tag, a);
     if (head % (HEADS / KEY_HEADS) == 0 && a.fresh >= begin && a.fresh < end && thread < WIDTH / 4) {
@@ -452,7 +454,7 @@ static __device__ __forceinline__ void attend(state& own, const arguments& x, co
     }
     weighted sum = {};
     sum.greatest = -__int_as_float(0x7f800000);
-    // The bound is the block's, so that whole warps meet.
+    // The bound is the same for the block, so that all lanes of a warp take part.
     #pragma unroll 1
     for (u32 start = begin; start < end; start += AHEAD * TEAMS) {
         const u32 first = start + thread / TEAM;
@@ -476,7 +478,7 @@ static __device__ __forceinline__ void attend(state& own, const arguments& x, co
         if (thread < WIDTH / 2) {
             put_mixed(mixed, head, thread, all, tag);
         }
-        // The next head's numbers go to the same places.
+        // The next head's numbers are stored at the same positions.
         __syncthreads();
         return;
     }
@@ -510,7 +512,7 @@ static __device__ __forceinline__ void attend(state& own, const arguments& x, co
     }
 }
 
-// Asks for the block's keys and values of a layer, which the L2 may not have.
+// Prefetches the block's keys and values of a layer to the L2 cache.
 static __device__ __forceinline__ void ask_for_keys(const layer& of, const u32 unit, const attention& a) {
     const u32 shared = unit / a.parts / (HEADS / KEY_HEADS), part = unit % a.parts;
     const u32 share = (a.keys + a.parts - 1) / a.parts, begin = min(a.keys, part * share), end = min(a.keys, begin + share);
@@ -545,7 +547,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     const u32 thread = threadIdx.x;
     const i64 position = *x.position, token = x.token == nullptr ? 0 : *x.token;
     const u32 layers = u32(x.layers);
-    // The tags of earlier launches are at most this one.
+    // The tags of earlier launches are at most this number.
     const u32 before = *(volatile u32*)x.exchange;
     attention a;
     a.context = u32(x.context);
@@ -561,14 +563,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     __syncthreads();
     stream weights;
     weights.start(own, layers);
-    // Rows after attention and after the layer; queries, keys and values; what attention gives, whole and in parts; hidden features.
+    // The rows after attention and after the layer; queries, keys and values; the results of attention, complete and in parts; hidden
+    // features.
     u32* const middle = x.exchange + 4;
     u32* const rows = middle + 2 * FEATURES;
     u32* const packed = rows + 2 * FEATURES;
     u32* const mixed = packed + PACKED;
     u32* const hidden = mixed + ATTENDED;
     u32* const partial = hidden + HIDDEN;
-    // The thread's pair of rows of a round, of the products to features, and of those that may be gated.
+    // The thread's pair of rows of a round: for products to features, and for products that may be gated.
     const u32 round = thread / 4, pair = thread % 4 * 2;
     const u32 own_row = (first_of(MIXING) + round * BLOCKS) * 8 + pair, packed_row = (first_of(PACKING) + round * BLOCKS) * 8 + pair;
     const bool has_row = own_row < FEATURES, has_packed = packed_row < PACKED;
@@ -656,13 +659,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
             }
         }
     }
-    // This block has a hidden row, and so every block has read the number.
+    // This block has a hidden row, so every block has read the number.
     if (blockIdx.x == 0 && thread == 0) {
         *x.exchange = before + layers;
     }
 }
 #else
-// The host launches nothing here.
+// Nothing to launch when the host compiles this file.
 extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }

@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
                 }
             }
             __syncthreads();
-            // A row reads the column of the reflector, and changes those behind it.
+            // A row reads the column of the reflector, and changes the columns after it.
             for (u64 r = thread; r < rows; r += 256) {
                 c128 of_a = {0.0, 0.0}, of_v = {0.0, 0.0};
                 for (u64 i = k + 1; i < rows; ++i) {

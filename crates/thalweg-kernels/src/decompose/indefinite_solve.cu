@@ -1,4 +1,4 @@
-// Solutions by L D Lᵀ; a thread has a right side.
+// Solutions by L D Lᵀ, one right side per thread.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif

@@ -1,4 +1,4 @@
-// P A = L U, with row exchanges if the flag says so.
+// P A = L U, with row exchanges if the flag is set.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif

@@ -1,4 +1,4 @@
-// The order of rows that exchanges make.
+// The order of rows that results from exchanges.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif

@@ -1,4 +1,4 @@
-// The first columns of the product of reflectors; a thread has a column.
+// The first columns of the product of reflectors, one column per thread.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif

@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
                 __syncthreads();
                 continue;
             }
-            // What is left of the first unit vector that is far from the columns before it.
+            // The remainder of the first unit vector that is far from the span of the preceding columns.
             for (u64 unit = 0; unit < rows; ++unit) {
                 for (u64 i = thread; i < rows; i += 256) {
                     a[i * columns + j] = i == unit ? 1.0 : 0.0;

@@ -1,4 +1,4 @@
-// Solutions with a triangle; a thread has a right side.
+// Solutions of triangular systems, one right side per thread.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif

@@ -23,8 +23,8 @@ fn offset(strides: [u64; 4], at: [usize; 4]) -> usize {
     strides.iter().zip(at).map(|(&stride, at)| stride as usize * at).sum()
 }
 
-/// Returns the points along an axis that are read for one, each with the element of the window: those of its window; or the windows that
-/// it is in, the last one first.
+/// Returns the points along an axis that are read for one point, each with the element of the window: the points of its window; or
+/// the windows that contain it, the last one first.
 fn terms(sizes: &Depthwise, axis: usize, at: usize) -> Vec<(usize, usize)> {
     let (padding, stride, kernel) =
         (sizes.padding[axis] as usize, sizes.stride as usize, sizes.kernel as usize);

@@ -1,4 +1,5 @@
-// The output of a depthwise convolution, or the gradient of its input. KERNEL is the extent of a window, STRIDE the distance of windows.
+// The output of a depthwise convolution, or the gradient of its input. KERNEL is the extent of a window, STRIDE the distance between
+// windows.
 #ifndef NAME
 #include "../defaults.cuh"
 #define KERNEL 5
@@ -28,7 +29,7 @@ struct arguments {
     u64 pass;
 };
 
-// The terms of a point along an axis: the elements of its window; or the windows that it is in, the last one first.
+// The terms of a point along an axis: the elements of its window; or the windows that contain it, the last one first.
 constexpr i32 TERMS = BACKWARD ? (KERNEL + STRIDE - 1) / STRIDE : KERNEL;
 constexpr i32 ROWS_AT_ONCE = TERMS > 3 ? 1 : TERMS;
 
@@ -97,7 +98,7 @@ struct Point {
     }
 };
 
-// Blocks along z have a channel each, unless channels are innermost.
+// Each block along z handles one channel, unless channels are innermost.
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     const u64* extents = BACKWARD ? x.input : x.output;
     const u64 (&read_strides)[4] = BACKWARD ? x.output_strides : x.input_strides;

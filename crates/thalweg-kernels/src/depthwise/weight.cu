@@ -1,5 +1,5 @@
-// Parts of the gradient of the weight of a depthwise convolution, a part for each warp. KERNEL is the extent of a window, STRIDE the distance
-// of windows.
+// Parts of the weight gradient of a depthwise convolution, one part per warp. KERNEL is the extent of a window, STRIDE the distance
+// between windows.
 #ifndef NAME
 #include "../defaults.cuh"
 #define KERNEL 5
@@ -10,7 +10,7 @@
 struct arguments {
     const Element* gradient;
     const Element* input;
-    // Sums of each part; of a single one, the elements of the gradient.
+    // The sums of each part; if there is a single part, the elements of the gradient.
     void* parts;
     const Element* bias;
     u64 images;
@@ -62,7 +62,8 @@ add_run(const arguments& x, const Element* const gradient, const Element* const 
     }
 }
 
-// A warp has a part of the runs of a channel, which its lanes share; or, if channels are innermost, of 32 channels, each a lane's.
+// A warp handles a part of the runs of a channel, which its lanes share; if channels are innermost, a part of the runs of 32
+// channels, one per lane.
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     const u32 lane = threadIdx.x % 32, runs = (u32(x.output[1]) + RUN - 1) / RUN;
     const u64 part = u64(blockIdx.x) * 8 + threadIdx.x / 32;

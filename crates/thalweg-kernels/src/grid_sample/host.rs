@@ -36,7 +36,7 @@ fn clipped(place: Place, last: f64) -> Place {
     }
 }
 
-/// Returns a place; one that cannot be the number of an element is outside of every image.
+/// Returns a position; if it cannot be the index of an element, one that is outside of every image.
 fn bounded(place: Place) -> Place {
     let is_number = place.at >= f64::from(i32::MIN) && place.at <= f64::from(i32::MAX) - 1.0;
     if is_number { place } else { Place { at: -100.0, slope: 0.0 } }

@@ -9,7 +9,7 @@
 struct arguments {
     const Element* input;
     const Element* grid;
-    // Forward the result; backward the gradient of the result, which is read.
+    // In the forward pass the result, in the backward pass its gradient, which is read.
     Element* output;
     Sum* of_input;
     Element* of_grid;
@@ -36,7 +36,7 @@ struct Place {
     Sum slope;
 };
 
-// The points of an axis that contribute, -1 outside of the image; their weights, and the derivatives of these.
+// The points of an axis that contribute (−1 outside of the image), their weights, and the derivatives of the weights.
 struct Taps {
     i32 at[TAPS];
     Sum weight[TAPS];
@@ -51,7 +51,7 @@ static __device__ __forceinline__ Place clipped(const Place place, const Sum las
     return {place.at >= last ? last : Sum(0), Sum(0)};
 }
 
-// A place, outside of every image if it cannot be the number of an element.
+// A position, moved outside of every image if it cannot be the index of an element.
 static __device__ __forceinline__ Place bounded(const Place place) {
     return place.at >= Sum(-2147483648.0) && place.at <= Sum(2147483646.0) ? place : Place{Sum(-100), Sum(0)};
 }
@@ -129,7 +129,7 @@ static __device__ __forceinline__ Taps taps_of(const arguments& x, const u32 axi
     return taps;
 }
 
-// The elements of a plane that contribute to a point: where they are, and whether they are in the image.
+// The elements of a plane that contribute to a point: their positions, and whether they are inside of the image.
 struct Elements {
     u64 at[TAPS][TAPS];
     bool is_inside[TAPS][TAPS];
@@ -217,10 +217,11 @@ static __device__ __forceinline__ void sample(const arguments& x) {
     share.each<TAPS == 4 ? 1 : 4>(Forward{x, input, x.output + point.offset(x.output_strides), taps, elements});
 }
 #else
-// The channels that a thread reads at once.
+// The number of channels that a thread reads at once.
 constexpr u32 AT_ONCE = 4;
 
-// Adds a point's part of the gradient of the input in every `step`th channel, and returns its parts of the gradient of the grid.
+// Adds the contribution of a point to the gradient of the input in every `step`th channel, and returns its contribution to the
+// gradient of the grid.
 struct Along {
     Sum x = Sum(0), y = Sum(0);
 

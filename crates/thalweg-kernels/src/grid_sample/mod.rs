@@ -34,11 +34,11 @@ pub enum Interpolation {
 /// The elements outside of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Padding {
-    /// Zeros.
+    /// Points outside of the image are zeros.
     Zeros,
-    /// Those of the border.
+    /// Points outside of the image are those of the border.
     Border,
-    /// Those of the image, mirrored at its border.
+    /// Points outside of the image are mirrored at its border.
     Reflection,
 }
 
@@ -169,8 +169,9 @@ impl GridSample {
     }
 }
 
-/// Operands: the input; the grid; the result, or its gradient; the input's gradient, which is added to, in the dtype of sums; and the
-/// grid's gradient. Forward the gradients have null addresses, and backward one that is not wanted.
+/// Operands: the input; the grid; the result, or its gradient; the input's gradient, to which is added, in the dtype of sums; and the
+/// grid's gradient. The addresses of both gradients are null in the forward pass; in the backward pass, that of a gradient which is
+/// not wanted is null.
 impl NativeKernel for Placed<GridSample, [DevicePointer; 5]> {
     fn name(&self) -> &str {
         // Kernels are found by name, so a name must be the same string each time.

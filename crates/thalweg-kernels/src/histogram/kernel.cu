@@ -19,7 +19,7 @@ struct arguments {
 
 constexpr u32 THREADS = 1024;
 
-// No bin.
+// The value that means no bin.
 constexpr u64 NONE = ~0ull;
 
 // Returns the bin of an integer, or of a number among bins of equal width that include both bounds.
@@ -36,12 +36,12 @@ template <class SUM> static __device__ __forceinline__ u64 bin_of(const argument
         return NONE;
     }
     const SUM place = (value - SUM(x.low)) * SUM(x.bins) / SUM(x.width);
-    // A product that is infinite is above every place, and a quotient without a value is 0.
+    // An infinite product is above every bin, and an undefined quotient is 0.
     const u64 last = x.bins - 1;
     return place != place || place < SUM(0) ? 0 : place >= SUM(last) ? last : u64(place);
 }
 
-// Calls a function with each bin of a thread's elements and the number of equal ones in succession.
+// Calls a function for each run of equal bins among a thread's elements, with the bin and the length of the run.
 template <class T, class F> static __device__ __forceinline__ void each_run(const arguments& x, F call) {
     constexpr u32 WIDTH = 16 / sizeof(T);
     const T* const source = (const T*)x.source;
@@ -82,7 +82,7 @@ template <class T, class F> static __device__ __forceinline__ void each_run(cons
     }
 }
 
-// Counts in shared memory, in which a bin has a counter for each of some groups of lanes, so that few lanes meet at a counter.
+// Counts in shared memory. Each bin has one counter per group of lanes, so that few lanes use a counter at the same time.
 template <class T> static __device__ __forceinline__ void shared_bins(const arguments& x) {
     extern __shared__ u32 counters[];
     const u32 bins = u32(x.bins), copies = u32(x.copies);
@@ -108,7 +108,7 @@ template <class T> static __device__ __forceinline__ void shared_bins(const argu
 // Counts in the result itself. Lanes of a warp that have the same bin at the same time share one addition.
 template <class T> static __device__ __forceinline__ void global_bins(const arguments& x) {
     each_run<T>(x, [&](const u64 bin, const u32 length) {
-        // Where two lanes have the first one's bin, others probably meet as well.
+        // If a second lane has the first lane's bin, more lanes probably share a bin.
         const u32 lanes = __activemask();
         const u32 with_first = __ballot_sync(lanes, bin == __shfl_sync(lanes, bin, __ffs(i32(lanes)) - 1));
         if ((with_first & (with_first - 1)) == 0) {

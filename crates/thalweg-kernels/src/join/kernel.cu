@@ -1,4 +1,4 @@
-// Rows of several tensors, placed beside each other in the rows of one. VECTOR is the type that is copied at once; sizes are in vectors.
+// Rows of several tensors, placed side by side in the rows of one. VECTOR is the type that is copied at once; sizes are in vectors.
 #ifndef NAME
 #include "../defaults.cuh"
 #define VECTOR uint4
@@ -27,7 +27,7 @@ struct arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
-    // The last part whose first block is not after this one.
+    // The last part whose first block is not after this block.
     u32 low = 0, high = u32(x.count);
     while (high - low > 1) {
         const u32 middle = (low + high) / 2;

@@ -1,4 +1,4 @@
-//! [`Join`]: tensors that are placed beside each other in one, by one launch for up to [`PARTS`] of them.
+//! [`Join`]: tensors that are placed side by side in one tensor, by one launch for up to [`PARTS`] of them.
 //!
 //! Each tensor is a matrix of bytes without gaps, all with the same number of rows. Row r of the result holds row r of each. Bytes
 //! are copied in the largest vectors that divide every width, offset and address.
@@ -40,7 +40,7 @@ pub struct JoinPart {
     pub source: DevicePointer,
     /// The bytes of a row.
     pub width: u64,
-    /// The bytes in a row of the result before those of this tensor.
+    /// The number of bytes before this tensor in a row of the result.
     pub offset: u64,
 }
 

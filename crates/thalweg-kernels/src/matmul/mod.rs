@@ -171,7 +171,7 @@ impl Matmul {
     ///
     /// # Errors
     /// If a leading dimension is shorter than a stored row, matrices of D overlap, D is transposed, the dtype is bool or float8,
-    /// integers have another factor than 1 (or a beta of 0), or sizes are beyond the address space.
+    /// integers have a different factor than 1 (or a beta of 0), or sizes are beyond the address space.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: String| Err(Fault::new(format!("matmul {self}: {text}")));
         if !takes(self.dtype) {

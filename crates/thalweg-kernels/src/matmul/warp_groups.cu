@@ -24,9 +24,9 @@
 constexpr u32 K_TILE = 64, PANEL = 64 * 128;
 constexpr u32 A_BYTES = M_TILE * 128, B_BYTES = N_TILE * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 B_PART = N_TILE / CLUSTER;
-// Rows of 64 that a group has, and groups that read a stage.
+// The number of 64-row tiles of a group, and the number of groups that read a stage.
 constexpr u32 BLOCKS = M_TILE / 64 / (TOGETHER ? 2 : 1), READERS = TOGETHER ? 2 : 1;
-// What a warp stores at a time: 16 rows of 64 columns, twice.
+// The part that a warp stores at a time: 16 rows of 64 columns, twice.
 constexpr u32 OUT_BYTES = 16 * 128;
 
 struct alignas(64) tensor_map { u64 opaque[16]; };
@@ -35,14 +35,15 @@ struct arguments {
     tensor_map a, b, d;
     const u16* bias;
     i64 m, n, k, batch;
-    // Where all products of the batch have the same matrix: 0, else 1.
+    // 0 if all products of the batch use the same matrix, else 1.
     i64 a_batch, b_batch;
     f64 alpha;
-    // What the host function reads.
+    // Values that only the host function reads.
     u64 host[HOST_WORDS];
 };
 
-// Tiles of CLUSTER · M_TILE rows that are taken for a column of tiles before the next column: their operands stay in the L2.
+// The number of tiles of CLUSTER · M_TILE rows that are processed per column of tiles before the next column begins, so that their
+// operands stay in the L2 cache.
 constexpr u32 BAND = 4;
 
 DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
@@ -65,7 +66,7 @@ DEVICE void cluster_wait() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The descriptor of rows of 128 bytes, exchanged within eight rows; panels of 64 columns lie PANEL bytes apart.
+// The descriptor of rows of 128 bytes, swizzled within eight rows; panels of 64 columns are PANEL bytes apart.
 DEVICE u64 rows(const u32 at) { return u64(at >> 4 & 0x3fff) | u64(PANEL >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62; }
 
 DEVICE u32 pair(const f32 low, const f32 high) {
@@ -79,7 +80,7 @@ DEVICE f32 value_of(const u16 x) { return __uint_as_float(u32(x) << 16); }
 DEVICE f32 value_of(const u16 x) { f32 y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
 #endif
 
-// Where a tile lies.
+// The position of a tile.
 struct place { i32 row, column, matrix; };
 
 DEVICE place place_of(const arguments& x, const u32 rank, const i64 item, const u32 row_tiles, const u32 column_tiles) {
@@ -156,7 +157,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             const place at = place_of(x, rank, item, row_tiles, column_tiles);
             f32 sums[BLOCKS][N_TILE / 2];
             u32 stage = count % STAGES, phase = count / STAGES % 2, last = 0;
-            // The phase of a barrier is that which is waited for or the one before, since the other group has waited for all stages before this tile's.
+            // The phase of a barrier is the awaited one or the one before it, because the other group has waited for all stages
+            // before this tile's.
             if (!TOGETHER) { asm volatile("bar.sync %0, 256;" :: "r"(group) : "memory"); }
             for (u32 step = 0; step < steps; ++step) {
                 barrier_wait(there + 8 * stage, phase);
@@ -190,7 +192,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 for (u32 panel = 0; panel < N_TILE / 64; ++panel, ++turn) {
                     const u32 to = own_out + turn % 2 * OUT_BYTES;
                     const i32 column = at.column + panel * 64;
-                    // The copy engine has read what was here two panels ago.
+                    // The copy engine has read the data that was here two panels ago.
                     if (lane == 0) { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
                     __syncwarp();
                     #pragma unroll

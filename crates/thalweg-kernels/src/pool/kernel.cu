@@ -7,7 +7,7 @@
 #endif
 #include "../shared/planes.cuh"
 
-// Converted to Sum without a change of the value.
+// Converts to Sum without changing the value.
 #define INFINITE Sum(__int_as_float(0x7f800000))
 
 struct arguments {
@@ -28,7 +28,7 @@ struct arguments {
     u64 pass;
 };
 
-// The windows that a coordinate of an axis can lie in, or the coordinates of a window: from `first` to before `end`.
+// The windows that can contain a coordinate of an axis, or the coordinates of a window: from `first` to `end` (exclusive).
 struct range {
     i32 first;
     i32 end;
@@ -42,7 +42,7 @@ static __device__ __forceinline__ i32 higher(i32 a, i32 b) {
     return a < b ? b : a;
 }
 
-// The first coordinate of a window, and the one after its last, where windows divide the axis among them.
+// The first coordinate of a window, and the one after its last, if windows divide the axis evenly.
 static __device__ __forceinline__ range divided(const arguments& x, u32 axis, i32 window) {
     const u32 extent = u32(x.extents[axis]), windows = u32(x.windows[axis]);
     return {i32(u32(window) * extent / windows), i32((u32(window + 1) * extent + windows - 1) / windows)};
@@ -86,7 +86,7 @@ static __device__ __forceinline__ range inside(const arguments& x, u32 axis, i32
     return {first < 0 ? i32(u32(-first + dilation - 1) / u32(dilation)) : 0, rest <= 0 ? 0 : lower(kernel, i32(u32(rest + dilation - 1) / u32(dilation)))};
 }
 
-// What an average over a window divides by along one axis.
+// The divisor of an average over a window, along one axis.
 static __device__ __forceinline__ i32 span(const arguments& x, u32 axis, i32 window) {
     if (are_divided(x)) {
         const range all = divided(x, axis, window);
@@ -105,7 +105,7 @@ static __device__ __forceinline__ Sum divisor(const arguments& x, i32 z, i32 y, 
     return Sum(span(x, 0, z) * span(x, 1, y) * span(x, 2, column));
 }
 
-// One window of COUNT planes.
+// One window in each of COUNT planes.
 template <u32 COUNT>
 static __device__ __forceinline__ void of_window(const arguments& x, const u32 (&planes)[COUNT], const u32 channel, const i32 (&at)[3], const u64 own) {
     // Elements of a row that are loaded before the first is used.
@@ -172,7 +172,7 @@ static __device__ __forceinline__ void of_window(const arguments& x, const u32 (
     }
 }
 
-// A point of COUNT planes, from the gradients of the means of the windows that it is in.
+// A point of COUNT planes, from the gradients of the means of the windows that contain it.
 template <u32 COUNT>
 static __device__ __forceinline__ void of_means(const arguments& x, const u32 (&planes)[COUNT], const u32 channel, const i32 (&at)[3], const u64 own) {
     const u32 inner = u32(x.inner);
@@ -198,7 +198,7 @@ static __device__ __forceinline__ void of_means(const arguments& x, const u32 (&
     }
 }
 
-// Points of a plane that follow each other, from the gradients of the greatest elements of the windows that they are in.
+// Neighbouring points of a plane, from the gradients of the maxima of the windows that contain them.
 static __device__ __forceinline__ void
 of_greatest(const arguments& x, const u64 plane, const u32 channel, const i32 (&at)[3], const i32 first, const u64 own) {
     const u32 inner = u32(x.inner);
@@ -240,7 +240,7 @@ of_greatest(const arguments& x, const u64 plane, const u32 channel, const i32 (&
     }
 }
 
-// A window, or points of a row that follow each other, in some planes.
+// A window, or neighbouring points of a row, in some planes.
 struct Place {
     const arguments& x;
     const u32 channel;

@@ -28,7 +28,7 @@ pub enum PoolPass {
     /// The greatest element of each window, and its place in the plane: the first among equals, or among NaNs. For a window that
     /// is entirely in the padding it is the lowest value, and the place is 2³¹ - 1.
     Greatest,
-    /// The gradient of a plane from that of its windows' greatest elements, and from their places.
+    /// The gradient of a plane, from the gradients and the positions of its windows' maxima.
     GreatestBackward,
 }
 
@@ -53,7 +53,7 @@ impl PoolPass {
         matches!(self, Self::Greatest | Self::GreatestBackward)
     }
 
-    /// Returns the number of elements that a thread computes: neighbours mostly have the same windows, whose places are read once.
+    /// Returns the number of elements that a thread computes: neighbours mostly have the same windows, whose positions are read once.
     const fn points(self) -> u64 {
         match self {
             Self::GreatestBackward => 4,
@@ -149,7 +149,7 @@ impl Pool {
             && (self.stride.iter().all(|&stride| stride > 0) || self.is_divisible())
     }
 
-    /// Returns whether windows can divide each axis among them: in 32 bits, and without anything beside.
+    /// Returns whether the windows divide each axis evenly, with all sizes in 32 bits and no padding.
     fn is_divisible(&self) -> bool {
         let axes = self.extents.iter().zip(self.windows);
         let fit = axes.into_iter().all(|(&extent, windows)| {

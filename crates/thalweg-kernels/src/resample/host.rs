@@ -13,7 +13,7 @@ use crate::threads::{ranges, share};
 /// The fewest elements for each thread of the host.
 const LEAST_OF_A_THREAD: usize = 1 << 12;
 
-/// The old points of an axis that contribute to a new one, with their weights.
+/// The old points of an axis that a new point is computed from, with their weights.
 type Taps = Vec<(usize, f64)>;
 
 pub(super) fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {

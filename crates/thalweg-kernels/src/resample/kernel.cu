@@ -25,7 +25,7 @@ struct arguments {
 // The numbers of `ResampleBy`.
 enum By : u64 { NEAREST, NEAREST_EXACT, REFLECTED, REPLICATED, CIRCULAR, LINEAR, LINEAR_CORNERS, CUBIC, CUBIC_CORNERS };
 
-// The points of an axis that a new point is computed from, with their weights: only the first if there is one point.
+// The old points of an axis that a new point is computed from, with their weights: only the first one if there is a single point.
 struct Taps {
     i32 at[TAPS];
     Sum weight[TAPS];
@@ -125,7 +125,7 @@ static __device__ __forceinline__ Range uses_of(const arguments& x, const u32 ax
     }
     const bool is_halved = x.by == LINEAR || x.by == CUBIC;
     const Sum moved = x.by == NEAREST_EXACT || is_halved ? Sum(0.5) : Sum(0), back = is_halved ? Sum(0.5) : Sum(0);
-    // Wider by more than the rounding error of a position.
+    // The range is widened by more than the rounding error of a position.
     const Sum wider = (Sum(at) + Sum(4)) * Sum(1e-6);
     const Sum low = (Sum(at) - Sum(TAPS / 2) - wider + back) / scale - moved;
     const Sum high = (Sum(at) + Sum(TAPS == 1 ? 1 : TAPS / 2) + wider + back) / scale - moved;
@@ -163,7 +163,7 @@ static __device__ __forceinline__ Sum weight_of(const arguments& x, const u32 ax
     return sum;
 }
 
-// Where the points of an axis are, from the first point of the plane, with their weights.
+// The offsets of the points of an axis from the first point of the plane, with their weights.
 struct Places {
     u32 at[TAPS];
     Sum weight[TAPS];
@@ -182,7 +182,7 @@ static __device__ __forceinline__ Places places_of(const arguments& x, const u32
 
 #if !BACKWARD
 #if TAPS == 1
-// A point of planes that begin at these elements. Elements of other dtypes are copied as numbers of their width.
+// One point of planes that begin at these elements. Elements of other dtypes are copied as integers of their width.
 struct Forward {
     static constexpr u32 PLANES = 4;
     const u32 at;
@@ -195,7 +195,8 @@ struct Forward {
     }
 };
 #else
-// Adds a weighted value to a sum of COUNT, of which a single one has the weight 1. Sums begin with -0, so that a single -0 keeps its sign.
+// Adds a weighted value to a sum of COUNT values; a single value has the weight 1. Sums begin with −0, so that a single −0 keeps its
+// sign.
 template <i32 COUNT> static __device__ __forceinline__ void add_weighted(Sum& sum, const i32 number, const Sum weight, const Sum value) {
     sum = COUNT == 1 ? value : (number == 0 ? Sum(-0.0) : sum) + weight * value;
 }
@@ -239,8 +240,7 @@ template <i32 LAYERS, i32 ROWS, i32 COLUMNS> struct Forward {
 };
 #endif
 #else
-// The new points that are computed from an old one along an axis, at most MOST of them, from the first point of the plane, with
-// their weights. The others have weight 0.
+// The new points, at most MOST, that an old point contributes to along an axis, with their weights; the other entries have weight 0.
 template <i32 MOST> struct Uses {
     u32 at[MOST];
     Sum weight[MOST];
@@ -486,7 +486,7 @@ static __device__ __forceinline__ void write_points(const arguments& x, const Pl
 
 #if !BACKWARD
 #if TAPS > 1
-// An axis of one old point has one for each new point.
+// An axis with one old point contributes to every new point.
 template <i32 LAYERS, i32 ROWS>
 static __device__ __forceinline__ void write_of(const arguments& x, const PlaneShare& share, const u32 count, const u32 channel, const Places (&places)[3]) {
     if (x.source[2] > 1) {

@@ -26,7 +26,7 @@ struct arguments {
     u64 vectors;
 };
 
-// The second number of a point: its place, a factor, or none.
+// The second number of a point: its position, a factor, or none.
 template <u32 KIND> struct second { typedef i32 type; };
 template <> struct second<MAX> { typedef i64 type; };
 template <> struct second<MIN> { typedef i64 type; };
@@ -67,7 +67,7 @@ static __device__ __forceinline__ Point from_lane(Point point, u32 lane) {
     return point;
 }
 
-// Combines each lane's point with those of the lanes before it, by doubling distances.
+// Combines each lane's point with those of the preceding lanes, by doubling distances.
 static __device__ __forceinline__ Point scan_lanes(Point point, u32 lane) {
     #pragma unroll
     for (u32 distance = 1; distance < 32; distance *= 2) {
@@ -90,7 +90,7 @@ static __device__ __forceinline__ void turn(Point (&points)[8]) {
     }
 }
 
-// Loads the eight points from a place of a row on, as far as they are inside of it.
+// Loads eight points beginning at a position of a row, up to the end of the row.
 static __device__ __forceinline__ void load(
     const arguments& x, u64 origin, u64 first, bool wide, Point (&points)[8]) {
     #define WIDTH u32(16 / sizeof(Element))
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void store(
     }
 }
 
-// What stands before a thread's points: of the lanes or warps before it, and of the chunks before.
+// The combination of everything before a thread's points: of the preceding lanes or warps, and of the preceding chunks.
 struct Before {
     Point point;
     bool exists;
@@ -191,7 +191,7 @@ static __device__ __forceinline__ void finish(
     store(x, origin, first, wide, points);
 }
 
-// What comes before a part of a row: the totals of the parts before it, 32 at a time.
+// The combination of everything before a part of a row: the totals of the preceding parts, 32 at a time.
 static __device__ __forceinline__ Before parts_before(const arguments& x, u64 row, u64 number, u32 lane) {
     const Point* const totals = (const Point*)x.totals + row * x.parts;
     Before before = {{}, false};
@@ -205,7 +205,7 @@ static __device__ __forceinline__ Before parts_before(const arguments& x, u64 ro
     return before;
 }
 
-// Rows that are contiguous, or parts of them: `warps` of a block, or each warp of a block alone, walk one.
+// Scans contiguous rows, or parts of them: `warps` warps of a block scan one row together, or each warp scans its own.
 static __device__ __forceinline__ void rows(const arguments& x, Point* totals) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = u32(x.warps);
     const u32 part = warp % warps, together = blockDim.x / 32 / warps;
@@ -244,7 +244,7 @@ static __device__ __forceinline__ void rows(const arguments& x, Point* totals) {
                 if (part > 0) {
                     prepend(before, left);
                 }
-                // Before the totals are another chunk's.
+                // Before the totals are overwritten by those of the next chunk.
                 __syncthreads();
             }
             if (carried.exists) {
@@ -262,7 +262,7 @@ static __device__ __forceinline__ void rows(const arguments& x, Point* totals) {
     }
 }
 
-// Rows that lie side by side: a lane walks one, and the warps of a block eight points of it each.
+// Adjacent rows: each lane scans one row, and each warp of the block scans eight of its points.
 static __device__ __forceinline__ void columns(const arguments& x, Point* totals) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = u32(x.warps);
     const u64 columns = x.outer * x.inner;
@@ -290,7 +290,7 @@ static __device__ __forceinline__ void columns(const arguments& x, Point* totals
             __syncthreads();
             Before before = {totals[(warp > 0 ? warp - 1 : 0) * 33 + lane], warp > 0};
             Point total = totals[(warps - 1) * 33 + lane];
-            // Before the totals are another chunk's.
+            // Before the totals are overwritten by those of the next chunk.
             __syncthreads();
             if (chunk > 0) {
                 prepend(before, carried);

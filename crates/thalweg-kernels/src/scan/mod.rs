@@ -31,9 +31,9 @@ pub enum ScanOp {
     Product,
     /// ln (eᵃ + eᵇ). Floats only.
     LogSumExp,
-    /// The greater, and its place: the last among equals, or among NaNs.
+    /// The greater number and its position: the last one among equal numbers, or among NaNs.
     Max,
-    /// The smaller, and its place: the last among equals, or among NaNs.
+    /// The smaller number and its position: the last one among equal numbers, or among NaNs.
     Min,
     /// y = b + a · the previous y, for two inputs: the offsets b, and the factors a. Floats only.
     Recurrence,
@@ -197,7 +197,7 @@ impl Scan {
         if self.inner > 1 { [warps, 1] } else { [WARP as usize, warps] }
     }
 
-    /// Returns the places of a row's points, in the order in which they are combined.
+    /// Returns the positions of a row's points, in the order in which they are combined.
     fn row(&self, row: u64) -> impl Iterator<Item = usize> + use<> {
         let Self { length, inner, reversed, .. } = *self;
         let first = row / inner * length * inner + row % inner;

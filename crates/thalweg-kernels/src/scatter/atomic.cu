@@ -27,7 +27,7 @@ enum : u32 { SUM = 1, MAX = 3, MIN = 4 };
 
 constexpr u32 THREADS = 256, OWN = 4;
 
-// No element.
+// The value that means no element.
 constexpr u64 NONE = ~0ull;
 
 static __device__ __forceinline__ void add_to(f32* const to, const f32 value) { atomicAdd(to, value); }
@@ -57,8 +57,8 @@ static __device__ __forceinline__ void add_to(bf16* const to, const f32 value) {
 static __device__ __forceinline__ void raise(i64* const to, const i64 value) { atomicMax(to, value); }
 static __device__ __forceinline__ void lower(i64* const to, const i64 value) { atomicMin(to, value); }
 
-// Floats of one sign are ordered like their bits: as signed numbers without the sign, and the other way round, as unsigned numbers, with it.
-// NaN is the greatest of these numbers where the greatest float remains, and the smallest where the smallest does.
+// Floats of one sign are ordered like their bits: as signed integers if the sign bit is 0, and in reverse, as unsigned integers, if
+// it is 1. NaN is the greatest of these numbers if the maximum is kept, and the smallest if the minimum is kept.
 template <class FLOAT, class SIGNED, class UNSIGNED> static __device__ __forceinline__ void raise_bits(FLOAT* const to, const FLOAT value, const SIGNED bits, const SIGNED nan) {
     if (value != value) {
         atomicMax((SIGNED*)to, nan);
@@ -90,7 +90,7 @@ template <class RESULT, class T> static __device__ __forceinline__ void join(RES
 #if WAY == 1
     add_to(to, value);
 #else
-    // NaN, and what is further than the value, remains.
+    // Keeps NaN, and a number that is already beyond the value.
     const T now = *(volatile T*)to;
     if (now != now || (WAY == MAX ? now >= value : now <= value)) {
         return;
@@ -103,9 +103,9 @@ template <class RESULT, class T> static __device__ __forceinline__ void join(RES
 #endif
 }
 
-// Combines a value with an element. Lanes of a warp that do so with the same one at the same time share it.
+// Combines a value with an element. Lanes of a warp that access the same element at the same time share one operation.
 template <class RESULT, class SUM> static __device__ __forceinline__ void join_together(RESULT* const result, const u64 element, const SUM value) {
-    // Where two lanes have the first one's element, others probably meet as well.
+    // If a second lane has the first lane's element, more lanes probably share an element.
     const u32 lanes = __activemask();
     const u32 with_first = __ballot_sync(lanes, element == __shfl_sync(lanes, element, __ffs(i32(lanes)) - 1));
     if ((with_first & (with_first - 1)) == 0) {
@@ -125,7 +125,7 @@ template <class RESULT, class SUM> static __device__ __forceinline__ void join_t
     }
 }
 
-// Combines elements at indices. A thread first combines those in succession that have the same one.
+// Combines elements at indices. A thread first combines successive elements that have the same index.
 template <class T, class NUMBER, class RESULT> static __device__ __forceinline__ void scatter_atomically(const arguments& x) {
     typedef typename combined<T>::type SUM;
     const T* const source = (const T*)x.source;

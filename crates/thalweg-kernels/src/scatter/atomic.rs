@@ -36,8 +36,8 @@ pub struct ScatterAtomic {
     pub source_strides: [u64; 3],
     /// The dtype of the source: a floating-point type, or int64.
     pub dtype: DType,
-    /// Whether the result has the source's dtype, not that in which its elements are combined. It makes a difference for 16 bits, which
-    /// extremes do not keep.
+    /// Whether the result has the source's dtype instead of the dtype in which elements are combined. This matters only for 16-bit
+    /// dtypes; extremes always have the source's dtype.
     pub keeps_dtype: bool,
     /// The combination: a sum or an extreme.
     pub combine: Combine,
@@ -55,8 +55,8 @@ const MOST_BLOCKS: u64 = 1 << 12;
 /// The ways to combine.
 const WAYS: [Combine; 3] = [Combine::Sum, Combine::Max, Combine::Min];
 
-/// A kernel: its way to combine, its dtype by the position in [`DTYPES`], whether elements are numbered in 64 bits, and whether it
-/// combines in 16 bits.
+/// A variant of the kernel: the operation, the dtype by its position in [`DTYPES`], whether elements are indexed with 64 bits, and
+/// whether it combines in 16 bits.
 type Form = (Combine, usize, bool, bool);
 
 fn forms() -> impl Iterator<Item = Form> {
@@ -72,8 +72,8 @@ fn forms() -> impl Iterator<Item = Form> {
     WAYS.into_iter().flat_map(of_way)
 }
 
-/// The names of the entry points by way, dtype, whether they combine in 16 bits, and whether they number in 64. Kernels are found by
-/// name, so it is the same string each time.
+/// The names of the entry points, by operation, dtype, whether they combine in 16 bits, and whether they index with 64 bits. Kernels
+/// are found by name, so it is the same string each time.
 static NAMES: LazyLock<[[[[String; 2]; 2]; DTYPES.len()]; WAYS.len()]> = LazyLock::new(|| {
     let name = |combine: Combine, dtype: DType, into: bool, many: bool| {
         let way = if combine == Combine::Sum { String::new() } else { format!("{}_", combine.name()) };
@@ -123,7 +123,7 @@ impl ScatterAtomic {
         if self.keeps_dtype { self.dtype } else { self.dtype.compute() }
     }
 
-    /// Returns the same sizes as those of a scatter in order.
+    /// Returns the sizes of the equivalent scatter in order.
     fn in_order(&self) -> ScatterReduce {
         let Self { sizes, index_strides, source_strides, dtype, combine, .. } = *self;
         ScatterReduce { sizes, index_strides, source_strides, dtype: dtype.compute(), combine }

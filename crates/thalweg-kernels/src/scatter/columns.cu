@@ -1,4 +1,4 @@
-// Elements that are combined into the places that indices name: a thread goes through a column.
+// Elements that are combined at the positions given by indices: each thread processes one column.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif

@@ -3,7 +3,7 @@
 #include "../defaults.cuh"
 #endif
 
-// Combines two values in a way that a number names.
+// Combines two values by the operation with a given number.
 template <class SUM> static __device__ __forceinline__ SUM added(const SUM a, const SUM b) { return a + b; }
 template <class SUM> static __device__ __forceinline__ SUM multiplied(const SUM a, const SUM b) { return a * b; }
 // Signed arithmetic that overflows is undefined in C.
@@ -19,7 +19,7 @@ template <class SUM> static __device__ __forceinline__ SUM combine(const u64 way
     }
 }
 
-// The same, where 0 names the second value.
+// The same operation, where index 0 selects the second value.
 template <class SUM> static __device__ __forceinline__ SUM combine_or_replace(const u64 way, const SUM a, const SUM b) {
     switch (way) {
         case 0: return b;

@@ -1,8 +1,8 @@
-// Rows that are combined at a short list of indices: the rows of each index in their order, or, if they are many, those of each share of
-// the list in their order, and then the shares.
+// Rows that are combined at a short list of indices. The rows of each index are combined in order; if there are many, in order within
+// each part of the list, and then the parts.
 #ifndef NAME
 #include "../defaults.cuh"
-#define CALL combine_few<f32, 4>(x)
+#define CALL combine_few<f32, 4, true>(x)
 #endif
 #include "../shared/elements.cuh"
 #include "combinations.cuh"
@@ -23,18 +23,19 @@ struct arguments {
     u64 dtype;
 };
 
-// The indices that are compared at once, and the rows that are read at once.
+// The number of indices that are compared at once, and the number of rows that are read at once.
 constexpr u32 THREADS = 256, WARPS = THREADS / 32, TILE = 2048, AT_ONCE = 8;
 
-// The most rows of an index that one warp combines. More are combined by all warps of its block, each in its share of the list.
+// The most rows of an index that one warp combines. If there are more, all warps of its block share them, each with its part of the
+// list.
 constexpr u32 MANY = 16;
 
 // The key of an index that names no row.
 constexpr u32 NONE = ~0u;
 
 // The elements of a lane in the columns of its warp.
-template <class T, u32 WIDTH> struct Columns {
-    // Elements that are read one by one have few parts: more of them are more code, which takes time to fetch.
+template <class T, u32 WIDTH, bool IS_SUM> struct Columns {
+    // Elements that are read one by one are divided into few parts, because more parts mean more code, which takes time to fetch.
     static constexpr u32 OWN = WIDTH < 4 ? 2 * WIDTH : 8, PARTS = OWN / WIDTH;
     typedef typename combined<T>::type SUM;
     u64 first, count;
@@ -43,7 +44,7 @@ template <class T, u32 WIDTH> struct Columns {
 
     __device__ __forceinline__ bool has(const u32 part) const { return first + part * 32 * WIDTH < count; }
 
-    // Combines the first `rows` of the AT_ONCE in a list.
+    // Combines the first `rows` of the AT_ONCE rows in a list.
     __device__ __forceinline__ void add(const arguments& x, const T* const source, const u32* const places, const u32 rows) {
         vector<T, WIDTH> values[AT_ONCE][PARTS];
         #pragma unroll
@@ -58,9 +59,12 @@ template <class T, u32 WIDTH> struct Columns {
                 }
             }
         }
-        // One way for all: a choice at each element would take longer than the sums.
+        if constexpr (IS_SUM) {
+            accumulate<1>(values, rows);
+            return;
+        }
+        // The operation is chosen once: a choice at each element would take longer than the operation.
         switch (x.combine) {
-            case 1: accumulate<1>(values, rows); break;
             case 2: accumulate<2>(values, rows); break;
             case 3: accumulate<3>(values, rows); break;
             default: accumulate<4>(values, rows);
@@ -87,7 +91,7 @@ template <class T, u32 WIDTH> struct Columns {
         }
     }
 
-    // Combines the rows of a queue, AT_ONCE at a time, and keeps the rest in it. Returns the number of rows that are left.
+    // Combines the rows of a queue, AT_ONCE at a time, and leaves the remaining ones in it. Returns the number of rows that remain.
     __device__ __forceinline__ u32 drain(const arguments& x, const T* const source, u32* const queue, const u32 queued) {
         const u32 lane = threadIdx.x % 32;
         u32 done = 0;
@@ -101,7 +105,7 @@ template <class T, u32 WIDTH> struct Columns {
         return queued - done;
     }
 
-    // Combines the rows of the places from `first` to `end` that have an index.
+    // Combines the rows with a given index at the positions from `first` to `end` (exclusive).
     __device__ __forceinline__ void add_share(
         const arguments& x, const T* const source, u32* const queue, const u32 key, const u64 first, const u64 end) {
         const u32 lane = threadIdx.x % 32;
@@ -133,18 +137,19 @@ template <class T, u32 WIDTH> struct Columns {
             #pragma unroll
             for (u32 j = 0; j < WIDTH; ++j) {
                 const SUM own = sum[part * WIDTH + j];
-                all.at[j] = narrowing<T>::of(x.from_zeros ? own : combine<SUM>(x.combine, widened(all.at[j]), own));
+                all.at[j] = narrowing<T>::of(x.from_zeros ? own : combine<SUM>(IS_SUM ? 1 : x.combine, widened(all.at[j]), own));
             }
             *to = all;
         }
     }
 };
 
-// A warp has one place of the list, and columns of its row. It combines the rows of all places of its index if none is before its own. The
-// places of a block are far from each other: the first places of indices that many rows have are mostly close together.
-template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few(const arguments& x) {
+// A warp handles one position of the list, and some columns of its row. It combines the rows of all positions with its index, unless
+// an earlier position has that index. The positions of a block are far apart, because the first positions of frequent indices are
+// mostly close together.
+template <class T, u32 WIDTH, bool IS_SUM> static __device__ __forceinline__ void combine_few(const arguments& x) {
     typedef typename combined<T>::type SUM;
-    constexpr u32 OWN = Columns<T, WIDTH>::OWN;
+    constexpr u32 OWN = Columns<T, WIDTH, IS_SUM>::OWN;
     __shared__ u32 tile[TILE], queues[WARPS][64], of_many[WARPS];
     __shared__ SUM shares[WARPS][OWN][32];
     __shared__ bool is_share[WARPS];
@@ -153,7 +158,7 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few
     const u64 parts = (x.inner + 32 * OWN - 1) / (32 * OWN), blocks = (x.count + WARPS - 1) / WARPS;
     for (u64 item = blockIdx.x; item < x.outer * blocks * parts; item += gridDim.x) {
         const u64 part = item % parts, place = item / parts % blocks + thread / 32 * blocks, o = item / parts / blocks;
-        Columns<T, WIDTH> columns;
+        Columns<T, WIDTH, IS_SUM> columns;
         columns.first = part * 32 * OWN + lane * WIDTH;
         columns.count = x.inner;
         const T* const source = (const T*)x.source + o * x.source_strides[0];
@@ -169,7 +174,7 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few
             }
             __syncthreads();
             for (u32 start = 0; is_first && rows <= MANY && start < size; start += 256) {
-                // Eight windows of 32 indices at once: most have none that is equal.
+                // Compares eight windows of 32 indices at once: most contain no equal index.
                 u32 equal = 0;
                 #pragma unroll
                 for (u32 i = 0; i < 8; ++i) {
@@ -184,7 +189,7 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few
                     if (lanes == 0) {
                         continue;
                     }
-                    // An earlier place has this index: its warp combines the rows.
+                    // An earlier position has this index: its warp combines the rows.
                     is_first = rows > 0 || window + __ffs(i32(lanes)) - 1 >= place;
                     const u32 before = rows;
                     rows += __popc(lanes);
@@ -232,7 +237,7 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few
                     #pragma unroll
                     for (u32 j = 0; j < OWN; ++j) {
                         const SUM value = shares[warp][j][lane];
-                        columns.sum[j] = columns.is_empty ? value : combine<SUM>(x.combine, columns.sum[j], value);
+                        columns.sum[j] = columns.is_empty ? value : combine<SUM>(IS_SUM ? 1 : x.combine, columns.sum[j], value);
                     }
                     columns.is_empty = false;
                 }

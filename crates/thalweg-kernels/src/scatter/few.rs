@@ -32,7 +32,7 @@ pub struct ScatterFew {
     pub index_stride: u64,
     /// The strides of the source, in elements.
     pub source_strides: [u64; 3],
-    /// The index whose rows are not combined; none if it is `u64::MAX`.
+    /// The index whose rows are skipped; `u64::MAX` if there is none.
     pub skipped: u64,
     /// The way in which elements are combined: not [`Combine::Replace`].
     pub combine: Combine,
@@ -48,14 +48,13 @@ arguments! { ScatterFew { sizes, index_stride, source_strides, skipped, combine,
 const BLOCK: u64 = 256;
 /// The number of places of a block: one for each warp.
 const PLACES: u64 = 8;
-/// The most rows of an index that are combined in their order; more are divided by [`PLACES`] equal shares of the list.
+/// The most rows of an index that are combined sequentially; more rows are divided into [`PLACES`] equal parts of the list.
 const MANY: usize = 16;
 /// The most columns of a warp: eight for each lane.
 const COLUMNS: u64 = 256;
 
-/// The most indices of a short list for each row of the result, and the most pairs of indices that a launch compares. One block combines
-/// all rows of an index, so a launch takes as long as the row that is named most often; a sort takes the same time whatever the
-/// indices are.
+/// The most indices of a short list per row of the result, and the most pairs of indices that a launch compares. One block combines
+/// all rows of an index, so a launch takes as long as the most frequent index; the time of a sort does not depend on the indices.
 const MOST_OF_A_ROW: u64 = 1024;
 const MOST_PAIRS: u64 = 1 << 26;
 
@@ -93,29 +92,37 @@ impl ScatterFew {
     fn form(&self, at: &Operands) -> Form {
         let dtype = DTYPES.into_iter().find(|&dtype| dtype == self.dtype).unwrap_or(DType::F32);
         let width = width_of(self.dtype, self.sizes[3], self.source_strides, [at[1], at[2]]);
-        Form { dtype, is_wide: width > 1 }
+        Form { dtype, is_wide: width > 1, is_sum: self.combine == Combine::Sum }
     }
 }
 
-/// A kernel.
+/// A variant of the kernel.
 struct Form {
     dtype: DType,
     is_wide: bool,
+    is_sum: bool,
 }
 
-/// The names of the entry points by dtype, for elements that are read one by one, and for vectors of 16 bytes.
-const NAMES: [[&str; 2]; DTYPES.len()] = [
-    ["scatter_few_float32", "scatter_few_float32_wide"],
-    ["scatter_few_float64", "scatter_few_float64_wide"],
-    ["scatter_few_float16", "scatter_few_float16_wide"],
-    ["scatter_few_bfloat16", "scatter_few_bfloat16_wide"],
-    ["scatter_few_int64", "scatter_few_int64_wide"],
-];
+/// The names of the entry points by dtype: of sums, for elements that are read one by one and for vectors of 16 bytes, and of other ways to
+/// combine.
+const NAMES: [[&str; 4]; DTYPES.len()] = {
+    macro_rules! names {
+        ($($dtype:literal)*) => {
+            [$([
+                concat!("scatter_few_", $dtype),
+                concat!("scatter_few_", $dtype, "_wide"),
+                concat!("scatter_few_any_", $dtype),
+                concat!("scatter_few_any_", $dtype, "_wide"),
+            ]),*]
+        };
+    }
+    names!["float32" "float64" "float16" "bfloat16" "int64"]
+};
 
 impl Form {
     fn name(&self) -> &'static str {
         let number = DTYPES.into_iter().position(|dtype| dtype == self.dtype).unwrap_or(0);
-        NAMES[number][usize::from(self.is_wide)]
+        NAMES[number][usize::from(self.is_wide) + 2 * usize::from(!self.is_sum)]
     }
 
     /// Returns the number of elements of a vector.
@@ -130,14 +137,16 @@ impl Form {
 
     fn print(&self) -> String {
         let width = self.width();
-        let call = format_args!("combine_few<{}, {width}>(x)", self.dtype.short_name());
+        let call = format_args!("combine_few<{}, {width}, {}>(x)", self.dtype.short_name(), self.is_sum);
         Source::new(self.name()).define("CALL", call).print(include_str!("few.cu"))
     }
 }
 
 /// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    let forms = DTYPES.into_iter().flat_map(|dtype| [false, true].map(|is_wide| Form { dtype, is_wide }));
+    let forms = DTYPES.into_iter().flat_map(|dtype| {
+        (0..4).map(move |bits| Form { dtype, is_wide: bits & 1 == 1, is_sum: bits & 2 == 0 })
+    });
     forms.map(|form| (form.name().to_owned(), form.print()))
 }
 

@@ -1,4 +1,4 @@
-// The number of the last index that names each row, plus one.
+// For each row, the position (plus one) of the last index that names it.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif

@@ -1,5 +1,5 @@
-//! Elements that are combined into the places that indices name. This is not a loop over a body, because the data determine which
-//! elements are combined in one place. **They are combined in the order of the source**, so that a result does not depend on
+//! Elements that are combined at the positions given by indices. This is not a loop over a body, because the data determine which
+//! elements are combined at one position. **They are combined in the order of the source**, so that a result does not depend on
 //! timing.
 //!
 //! - [`few`]: complete rows at one short list of indices, which are compared with each other: one launch.

@@ -24,10 +24,10 @@ struct arguments {
 
 constexpr u32 THREADS = 256, MOST = 4096;
 
-// No place of the list.
+// The value that means no position of the list.
 constexpr u16 NONE = 0xffff;
 
-// Each thread combines elements with those of the places that have their index, which a block finds in the sorted list.
+// Each thread combines elements with those at the positions with the same index, which a block finds in the sorted list.
 template <class T> static __device__ __forceinline__ void combine_narrow(const arguments& x) {
     typedef typename combined<T>::type SUM;
     __shared__ u16 firsts[MOST], keys[MOST], order[MOST];

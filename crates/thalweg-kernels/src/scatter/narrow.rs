@@ -75,8 +75,8 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 impl ScatterNarrow {
-    /// Returns whether a list is used often enough, and fits shared memory, of the outer extent, the extent that is indexed, the number of
-    /// indices, and the inner extent.
+    /// Returns whether the kernel takes a list of indices: it must be used often enough, and fit in shared memory. The arguments are
+    /// the outer extent, the indexed extent, the number of indices, and the inner extent.
     pub fn takes([outer, extent, count, inner]: [u64; 4]) -> bool {
         outer >= FEWEST && extent.max(count) <= MOST && extent * inner < 1 << 31
     }

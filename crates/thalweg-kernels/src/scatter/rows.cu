@@ -20,7 +20,7 @@ struct arguments {
 
 constexpr u32 THREADS = 256;
 
-// Replaces rows by those of the last index that names each. T is the part of a row that a thread copies, in elements of WIDTH.
+// Replaces each row by the one at the last index that names it. T is the part of a row that a thread copies, in elements of WIDTH.
 template <class T, u32 WIDTH> static __device__ __forceinline__ void replace_rows(const arguments& x) {
     const u64 parts = x.inner / WIDTH, items = x.outer * x.count * parts;
     for (u64 item = u64(blockIdx.x) * THREADS + threadIdx.x; item < items; item += u64(gridDim.x) * THREADS) {

@@ -1,4 +1,4 @@
-//! [`ScatterRows`]: rows that replace those that one list of indices names.
+//! [`ScatterRows`]: rows that replace the rows named by a list of indices.
 //!
 //! The result is (outer, extent, inner), contiguous; the source is (outer, count, inner) with any strides, and its (o, k, i) replaces
 //! the result's (o, index of k, i), if k is the [last index](super::last) that names the row. A thread copies up to 16 bytes of a

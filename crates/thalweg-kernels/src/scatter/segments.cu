@@ -32,10 +32,11 @@ struct arguments {
 
 constexpr u32 THREADS = 256, CHUNK = 32;
 
-// The key of a place that has no row, and the row of an index out of range.
+// The key of a position without a row, and the row of an index out of range.
 constexpr u32 HOLE = ~0u;
 
-// Returns the key of the row before a place, or from a place on, of which at most one is a hole if the rows belong together.
+// Returns the key of the row before a position, or of the row at or after it. At most one position in between is a hole if the rows
+// belong together.
 static __device__ __forceinline__ u32 key_before(const arguments& x, const u64 place) {
     const u32 key = place > 0 ? x.keys[place - 1] : HOLE;
     return key == HOLE && place > 1 ? x.keys[place - 2] : key;

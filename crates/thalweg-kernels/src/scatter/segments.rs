@@ -51,7 +51,7 @@ pub const CHUNK: u64 = 32;
 /// Threads of a block.
 const BLOCK: u64 = 256;
 
-/// A key of a place without a row.
+/// The key of a position without a row.
 const HOLE: u32 = u32::MAX;
 
 /// The operands of a launch: the sorted keys (32 bits); the row of each (32 bits), or a null address if they are in order; a list (i64)
@@ -120,7 +120,7 @@ impl Segments {
     }
 }
 
-/// A kernel.
+/// A variant of the kernel.
 struct Form {
     dtype: DType,
     is_wide: bool,

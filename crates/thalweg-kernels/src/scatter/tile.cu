@@ -1,4 +1,4 @@
-// Elements that are combined, in shared memory, into the places that indices name.
+// Elements that are combined, in shared memory, at the positions given by indices.
 #ifndef NAME
 #include "../defaults.cuh"
 #endif
@@ -27,7 +27,7 @@ extern __shared__ __align__(16) unsigned char memory[];
 extern "C" __global__ void __launch_bounds__(512, 2) NAME(const __grid_constant__ arguments x) {
     const u32 thread = threadIdx.x, warp = thread / 32, none = 0xffffffffu;
     const u32 columns = u32(x.columns);
-    // What the threads bring, the tile, and which thread claims a place of it.
+    // The elements that the threads bring, the tile, and the thread that claims each position of it.
     Sum* const brought = (Sum*)memory;
     Sum* const tile = brought + 512;
     u32* const claims = (u32*)(tile + columns * u32(x.places));
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) NAME(const __grid_constant_
                 }
                 brought[thread] = values[i];
                 const u32 lanes = __match_any_sync(none, named[i]);
-                // The first lane of each place does the work of all; its warp's turn may come later.
+                // The first lane of each position does the work of all lanes with that position, possibly later, in its warp's turn.
                 bool waits = named[i] != none && __ffs(i32(lanes)) - 1 == thread % 32;
                 if (waits) {
                     atomicMin(&claims[named[i]], warp);

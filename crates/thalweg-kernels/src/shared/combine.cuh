@@ -3,8 +3,8 @@
 #include "../defaults.cuh"
 #endif
 
-// Adds up the two parts of a lane's sums and then, in this memory, those of the `split` warps that share eight rows of weights. The first of these warps has the
-// whole, in the first part.
+// Adds the two parts of a lane's sums and then, in this memory, the sums of the `split` warps that share eight rows of weights. The
+// first of these warps gets the total, in the first part.
 template <u32 QUARTERS> static __device__ __forceinline__ void combine(f32 (&sums)[2][4], const u32 split, f32 (*const at)[QUARTERS][32]) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     #pragma unroll

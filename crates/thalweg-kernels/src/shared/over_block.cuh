@@ -3,7 +3,8 @@
 #include "../defaults.cuh"
 #endif
 
-// The sum over the threads of a block of COUNT warps, the same for each of them. With ENDS, `parts` can be used again at once.
+// Returns the sum over the threads of a block of COUNT warps; every thread gets the same bits. With ENDS, `parts` can be reused
+// immediately.
 template <u32 COUNT = 8, bool ENDS = true> static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
     #pragma unroll
     for (u32 apart = 16; apart > 0; apart /= 2) {

@@ -5,7 +5,7 @@
 
 // Sums over the threads of a block, of which a multiple of 32 are running.
 
-// Returns the sum of the values of the warp's lanes up to this one.
+// Returns the sum of the values of the warp's lanes up to and including this one.
 template <class T> static __device__ __forceinline__ T sum_of_lanes(T value) {
     #pragma unroll
     for (u32 distance = 1; distance < 32; distance *= 2) {

@@ -3,7 +3,7 @@
 #include "../defaults.cuh"
 #endif
 
-// How many pieces of a lane are under way.
+// The number of pieces of a lane whose copies are in progress.
 #define DEPTH 8
 
 // Rows of weights, eight at a time, in pieces of 16 bytes per lane: a lane has one of the row `lane / 4` at each step. The next DEPTH pieces are under way into
@@ -12,7 +12,7 @@ template <class WEIGHT> struct pieces {
     const WEIGHT* weights;
     u64 leading_dimension;
     u32 rows, terms;
-    // Eights of rows: the one that is copied next, and how far on the one behind it is.
+    // Groups of eight rows: the one that is copied next, and the distance to the one after it.
     u32 group, apart;
     // The lane's first term, how far its terms of the next step are, and how many steps a row has.
     u32 begin, step, steps;
@@ -20,13 +20,13 @@ template <class WEIGHT> struct pieces {
     const WEIGHT* row;
     uint4* slots;
 
-    // Behind the last row, the last.
+    // After the last row, the last row is used again.
     __device__ __forceinline__ void find_row() {
         const u32 line = group * 8 + threadIdx.x % 32 / 4;
         row = weights + u64(line < rows ? line : rows - 1) * leading_dimension;
     }
 
-    // Begins to copy the next piece, or zeros where it is behind the end.
+    // Begins to copy the next piece, or zeros if it is beyond the end.
     __device__ __forceinline__ void copy_next(const u32 slot) {
         const u32 at = begin + ahead * step;
         const bool is_in = at < terms && group * 8 < rows;
@@ -47,7 +47,7 @@ template <class WEIGHT> struct pieces {
         }
     }
 
-    // Returns the oldest piece, which is in this slot, and begins to copy another there.
+    // Returns the oldest piece, which is in this slot, and begins to copy another piece there.
     __device__ __forceinline__ uint4 take(const u32 slot) {
         asm volatile("cp.async.wait_group %0;" :: "n"(DEPTH - 1) : "memory");
         const uint4 piece = slots[slot * 256];

@@ -1,11 +1,11 @@
-// Points of planes, each of a thread that computes it in several planes: its place and its weights are the same in all of them.
+// Points of planes: a thread computes the same point in several planes, with the same position and weights.
 #pragma once
 #ifndef NAME
 #include "../defaults.cuh"
 #endif
 
-// The part of a thread: a point, and planes from a first one on. Blocks along x share the points of a plane, those along y share
-// the planes. A block has several planes if they are smaller than the block.
+// The work of a thread: a point, in several planes beginning with a first one. Blocks along x share the points of a plane, those
+// along y share the planes. A block handles several planes if they are smaller than the block.
 struct PlaneShare {
     u32 point;
     u32 first;
@@ -34,8 +34,8 @@ struct PlaneShare {
         }
     }
 
-    // Calls a function with the numbers of the thread's planes, one at a time or COUNT. The last call may repeat a plane, of which the
-    // function computes the same again.
+    // Calls a function with the indices of the thread's planes, one at a time or COUNT at a time. The last call may repeat a plane,
+    // for which the function computes the same result again.
     template <u32 COUNT, class Each> __device__ __forceinline__ void each(const Each& each) const {
         if (COUNT == 1 || step >= planes) {
             by<1>(each);

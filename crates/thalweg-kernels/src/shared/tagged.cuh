@@ -3,7 +3,7 @@
 #include "../defaults.cuh"
 #endif
 
-// Pairs of elements, and values that the blocks of a decoder's layers pass to each other.
+// Pairs of elements, and values that the blocks of a decoder's layers exchange.
 
 static __device__ __forceinline__ f32 low(const u32 x) {
     return LOAD(Element{u16(x)});
@@ -54,7 +54,7 @@ template <u32 N> static __device__ __forceinline__ void await(tagged (&values)[N
     } while (!is_there);
 }
 
-// Two to a power.
+// A power of two.
 static __device__ __forceinline__ f32 power(const f32 x) {
     f32 y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -31,12 +31,12 @@ struct arguments {
 
 constexpr u32 THREADS = 256;
 
-// The most tiles whose counts a warp adds.
+// The most tiles whose counts are added by a warp.
 constexpr u32 FEW_TILES = 128;
 
-// Returns how many points of this digit the warp had before this thread's, and counts it.
+// Returns how many points with this digit precede this thread's point in the warp, and counts the point.
 static __device__ __forceinline__ u32 rank_of(u16* const counts, const u32 digit) {
-    // By ballots: a match of all values takes as long as there are different ones.
+    // By ballots, because the time of a match over all values grows with the number of different values.
     u32 same = ~0u;
     #pragma unroll
     for (u32 bit = 0; bit < 8; ++bit) {
@@ -54,7 +54,8 @@ static __device__ __forceinline__ u32 rank_of(u16* const counts, const u32 digit
     return __shfl_sync(~0u, base, __ffs(i32(same)) - 1) + before;
 }
 
-// The place where a block's points go within it, by one digit: points of a warp are neighbours, first those of its first item.
+// The position of a block's points within the block, sorted by one digit. The points of a warp are neighbours, beginning with each
+// lane's first item.
 template <class KEY, u32 ITEMS> struct block_order {
     u16 counts[8][256];
     u32 sums[8];
@@ -88,7 +89,7 @@ template <class KEY, u32 ITEMS> struct block_order {
     }
 };
 
-// Sorts rows that a block holds.
+// Sorts rows that fit in a block.
 template <class OF, u32 ITEMS> static __device__ __forceinline__ void sort_rows(const arguments& x) {
     typedef typename OF::key KEY;
     __shared__ block_order<KEY, ITEMS> block;
@@ -102,7 +103,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void sort_rows(
         #pragma unroll
         for (u32 item = 0; item < ITEMS; ++item) {
             place[item] = begin + item * 32;
-            // Beyond the end: after all that are equal.
+            // Points beyond the end are sorted after all equal points.
             key[item] = place[item] < x.length ? OF::at(x, first + place[item] * x.inner) : OF::mask;
         }
         for (u32 shift = 0; shift < u32(x.digits) * 8; shift += 8) {
@@ -130,7 +131,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void sort_rows(
     }
 }
 
-// Sorts rows of up to 32 points, each held by a warp: a point's place is the number of points that come before it.
+// Sorts rows of up to 32 points, one row per warp: a point's position is the number of points that come before it.
 template <class OF> static __device__ __forceinline__ void sort_tiny_rows(const arguments& x) {
     const u32 lane = threadIdx.x % 32, length = u32(x.length);
     const u64 rows = x.outer * x.inner;
@@ -183,7 +184,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void count_digi
     }
 }
 
-// Sums the counts of each digit over the tiles: a warp those of few tiles, a block those of many.
+// Sums the counts of each digit over the tiles: a warp if there are few tiles, otherwise a block.
 static __device__ __forceinline__ void add_counts(const arguments& x) {
     __shared__ u32 sums[THREADS / 32];
     constexpr u32 OWN = 8;
@@ -240,7 +241,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void place_poin
     __shared__ block_order<KEY, ITEMS> block;
     __shared__ KEY keys[THREADS * ITEMS];
     __shared__ u32 marks[THREADS * ITEMS];
-    // Where the points of each digit go, less where they begin in the tile.
+    // The destination of the points of each digit, relative to where they begin in the tile.
     __shared__ u32 offsets[256];
     const u32 shift = u32(x.digit) * 8;
     const u32 start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
@@ -252,7 +253,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void place_poin
         #pragma unroll
         for (u32 item = 0; item < ITEMS; ++item) {
             const u64 at = begin + start + item * 32;
-            // Beyond the end: after all of the last digit.
+            // Points beyond the end are placed after all points of the last digit.
             key[item] = OF::mask;
             mark[item] = 0;
             if (at < x.length) {
@@ -261,7 +262,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void place_poin
             }
         }
         block.order(key, shift, rank);
-        // The first warp's counts are where each digit begins.
+        // The counts of the first warp are the positions at which each digit begins.
         const u32 line = x.sums[row * 256 + threadIdx.x];
         u32 all;
         const u32 before = sum_before<THREADS>(line, all, block.sums);
@@ -279,7 +280,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void place_poin
             const u32 at = item * THREADS + threadIdx.x;
             if (at < left) {
                 const KEY moved = keys[at];
-                // Positions in a row are numbered in 32 bits, and so are differences of them.
+                // Positions in a row have 32 bits, and so do their differences.
                 const u32 to = at + offsets[u32(moved >> shift) & 255u];
                 if (x.digit + 1 == x.digits) {
                     OF::write(x, first, to, moved, marks[at]);

@@ -3,7 +3,7 @@
 #include "../defaults.cuh"
 #endif
 
-// Elements as unsigned integers of the same order, on which sorts work. Those that come first have smaller keys.
+// Elements as unsigned integers that have the same order. Sorts compare these keys; the elements that come first have smaller keys.
 
 template <bool WIDE> struct key_type { typedef u32 type; };
 template <> struct key_type<true> { typedef u64 type; };
@@ -11,7 +11,7 @@ template <> struct key_type<true> { typedef u64 type; };
 // Elements by their bits: integers with a sign, or floats, whose infinity has the bits INFINITE. NaNs have the greatest key, and
 // zeros of both signs have one.
 template <class BITS, u64 INFINITE> struct elements_of {
-    // Of keys between launches.
+    // The type of keys between launches.
     typedef BITS moved;
     typedef typename key_type<sizeof(BITS) == 8>::type key;
     static constexpr u32 width = 8 * sizeof(BITS);
@@ -48,7 +48,7 @@ template <class BITS, u64 INFINITE> struct elements_of {
     }
 };
 
-// Indices below a limit, as their own keys; all others have the limit's.
+// Indices below a limit are their own keys; all other numbers have the limit as key.
 struct indices_of {
     typedef u32 moved, key;
     static constexpr key mask = ~0u;

@@ -29,12 +29,12 @@ struct arguments {
 // The number of values of a digit; the counter after them is that of NaNs.
 constexpr u32 VALUES = 2048, THREADS = 512;
 
-// The state of a row: the bits of the wanted point that are known, and its place among the points that have them, from 1 on.
+// The state of a row: the known bits of the wanted point, and its position among the points that have these bits, counted from 1.
 struct row_state {
     u64 prefix, wanted;
 };
 
-// Calls a function with each key of a part of a row, eight of them read at once.
+// Calls a function with each key of a part of a row; eight keys are read at once.
 template <class OF, class F> static __device__ __forceinline__ void each_key(const arguments& x, const u64 row, const u64 part, F call) {
     const u64 begin = part * x.part, end = x.length - begin < x.part ? x.length : begin + x.part;
     for (u64 first = begin + threadIdx.x; first < end; first += THREADS * 8) {
@@ -55,7 +55,7 @@ template <class OF, class F> static __device__ __forceinline__ void each_key(con
     }
 }
 
-// Counts a digit of the points that have the known bits.
+// Counts the values of one digit among the points that have the known bits.
 template <class OF> static __device__ __forceinline__ void count_long(const arguments& x) {
     __shared__ u32 counts[VALUES + 1];
     const bool is_first = x.above == OF::width;
@@ -104,7 +104,7 @@ template <class OF> static __device__ __forceinline__ void find_long(const argum
             own[i] = counts[threadIdx.x * OWN + i];
             sum += own[i];
         }
-        // Every thread has read the state before one writes it.
+        // Every thread has read the state before one of them writes it.
         u32 before = sum_before<THREADS>(sum, all, sums);
         #pragma unroll
         for (u32 i = 0; i < OWN; ++i) {
@@ -137,7 +137,7 @@ template <class OF> static __device__ __forceinline__ void count_equal(const arg
     }
 }
 
-// Finds the wanted one of the equal points, in the order of the row, and writes it.
+// Finds the wanted one among equal points, in the order of the row, and writes it.
 template <class OF> static __device__ __forceinline__ void place_equal(const arguments& x) {
     __shared__ u32 sums[THREADS / 32];
     __shared__ u64 found[2];

@@ -385,8 +385,8 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     }
 }
 
-/// Replaces each count of a line, which has the counts of one digit in all tiles, by the sum of those before it, and writes the
-/// sum of the line.
+/// Replaces each count of a line, which contains the counts of one digit in all tiles, by the sum of the preceding counts, and writes
+/// the sum of the line.
 fn add_counts(launch: &HostLaunch<'_>, at: &Operands, lines: usize, tiles: usize) -> Result<(), HostFault> {
     let counts = launch.write::<u32>(at.counts, lines * tiles)?;
     let sums = launch.write::<u32>(at.sums, lines)?;

@@ -128,7 +128,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     }
 }
 
-/// Selects elements by their bits.
+/// Selects elements by comparing their bits.
 pub(super) fn run_bits<T: Pod + Into<u64>>(
     launch: &HostLaunch<'_>,
     sizes: &Sizes,

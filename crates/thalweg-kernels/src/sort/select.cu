@@ -26,14 +26,14 @@ constexpr u32 VALUES = 2048, DIGIT = 11;
 struct select_block {
     u32 counts[VALUES];
     u32 sums[32];
-    // The digit that the last wanted point has, how many points have a smaller one, and how many have it.
+    // The digit of the last wanted point, the number of points with a smaller digit, and the number of points with this digit.
     u32 digit;
     u32 below;
     u32 same;
     u32 filled;
 };
 
-// Calls a function with the key and the place of each point of the row, for a thread its own, eight of them read at once.
+// Calls a function with the key and the position of each point that the thread handles; eight points are read at once.
 template <class OF, u32 THREADS, class F>
 static __device__ __forceinline__ void each_point(const arguments& x, const u64 begin, F call) {
     const u32 length = u32(x.length);
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void each_point(const arguments& x, const u64 
     }
 }
 
-// Finds the digit at which the sum of the counts reaches what is wanted. Synchronises the block.
+// Finds the digit at which the sum of the counts reaches the wanted position. Synchronises the block.
 template <u32 THREADS> static __device__ __forceinline__ void find_digit(select_block& block, const u32 wanted) {
     constexpr u32 OWN = VALUES / THREADS;
     u32 counts[OWN], sum = 0, all;
@@ -78,7 +78,7 @@ template <u32 THREADS> static __device__ __forceinline__ void find_digit(select_
     __syncthreads();
 }
 
-// Counts a digit of the points that have a prefix above it.
+// Counts one digit of the points that have the given prefix in the digits above it.
 template <class OF, u32 THREADS, class POINT, class F>
 static __device__ __forceinline__ void count_digit(const arguments& x, select_block& block, const u64 begin,
     const POINT prefix, const u32 above, const u32 shift, const u32 bits, F point_of) {
@@ -110,7 +110,7 @@ template <u32 THREADS> static __device__ __forceinline__ void sort_gathered(u64*
     __syncthreads();
     for (u32 length = 2; length <= size; length *= 2) {
         for (u32 distance = length / 2; distance > 0; distance /= 2) {
-            // A thread has one pair: there are no more than threads.
+            // A thread has one pair, because there are not more pairs than threads.
             if (threadIdx.x < size / 2) {
                 const u32 left = threadIdx.x / distance * distance * 2 + threadIdx.x % distance;
                 const u64 a = gathered[left], b = gathered[left + distance];
@@ -125,7 +125,7 @@ template <u32 THREADS> static __device__ __forceinline__ void sort_gathered(u64*
     }
 }
 
-// Writes the first points of each row, in order. A point's key followed by its place is a number that no other point has.
+// Writes the first points of each row, in order. A point's key followed by its position is a unique number.
 template <class OF, u32 THREADS> static __device__ __forceinline__ void select_first(const arguments& x) {
     constexpr u32 BITS = 32 + OF::width, GATHERED = 2 * THREADS;
     __shared__ select_block block;
@@ -133,7 +133,8 @@ template <class OF, u32 THREADS> static __device__ __forceinline__ void select_f
     const auto point_of = [](const typename OF::key key, const u32 place) { return u64(key) << 32 | place; };
     for (u64 row = blockIdx.x; row < x.outer * x.inner; row += gridDim.x) {
         const u64 begin = first_of(x, row);
-        // The bits of the last wanted point from `shift` on, how many such points are wanted, and how many points are up to it.
+        // The bits of the last wanted point from bit `shift` up, the number of points with these bits that are wanted, and the number
+        // of points up to it.
         u64 prefix = 0;
         u32 shift = BITS, wanted = u32(x.count), candidates = 0;
         do {
@@ -167,7 +168,7 @@ template <class OF, u32 THREADS> static __device__ __forceinline__ void select_f
     }
 }
 
-// Writes one point of each row: that which a stable sort puts after `count` less one others. With the second flag it is the last
+// Writes one point of each row: the one that has `count` − 1 points before it in a stable sort. With the second flag, it is the last
 // NaN if there is one.
 template <class OF, u32 THREADS> static __device__ __forceinline__ void select_one(const arguments& x) {
     typedef typename OF::key KEY;
@@ -194,7 +195,7 @@ template <class OF, u32 THREADS> static __device__ __forceinline__ void select_o
             wanted -= block.below;
         } while (block.same > 1 && shift > 0);
         const bool is_only = block.same == 1;
-        // Of equal points the wanted one is found in the order of the row.
+        // Among equal points, the wanted one is found in the order of the row.
         u32 place = ~0u, before = 0;
         for (u64 tile = 0; tile < x.length; tile += THREADS) {
             const u64 at = tile + threadIdx.x;

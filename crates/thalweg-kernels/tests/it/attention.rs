@@ -83,7 +83,7 @@ fn attentions() -> impl Strategy<Value = Attention> {
     })
 }
 
-/// The strides of a contiguous tensor over the scores that has one element along some of the dimensions.
+/// Returns the strides of a contiguous tensor over the scores that has one element along some of the dimensions.
 fn dense_strides(repeats: [bool; 4], extents: [u64; 4]) -> MaskStrides {
     let (mut strides, mut step) = ([0; 4], 1);
     for dimension in (0..4).rev() {
@@ -96,7 +96,7 @@ fn dense_strides(repeats: [bool; 4], extents: [u64; 4]) -> MaskStrides {
     MaskStrides { batch, head, query, key }
 }
 
-/// The strides of a mask that repeats along some of its dimensions, with a gap between its rows.
+/// Returns the strides of a mask that repeats along some of its dimensions, with a gap between its rows.
 fn mask_strides(repeats: [bool; 4], [_, heads, queries, keys]: [u64; 4]) -> MaskStrides {
     let row = keys + 3;
     let steps = [heads * queries * row, queries * row, row, 1];
@@ -115,7 +115,7 @@ fn mask_of<T: Element>(attention: &Attention) -> Vec<T> {
     mask
 }
 
-/// The element of an operand, by its strides.
+/// Returns the element of an operand, by its strides.
 fn place(strides: Strides, [batch, head, row]: [u64; 3], feature: u64) -> usize {
     (batch * strides.batch + head * strides.head + row * strides.row + feature) as usize
 }
@@ -132,7 +132,7 @@ struct Model {
     grad_mask: Vec<f64>,
 }
 
-/// The place of a score in a tensor over the scores.
+/// Returns the place of a score in a tensor over the scores.
 fn place_of_score(strides: MaskStrides, [batch, head, query]: [u64; 3], key: u64) -> usize {
     (batch * strides.batch + head * strides.head + query * strides.query + key * strides.key) as usize
 }
@@ -140,7 +140,7 @@ fn place_of_score(strides: MaskStrides, [batch, head, query]: [u64; 3], key: u64
 /// Seed and offset of the draws.
 const STATE: [u64; 2] = [0x1234_5678_9abc_def0, 40];
 
-/// The factor of a weight: the words of a piece of 16 queries × 16 keys are drawn by 32 subsequences.
+/// Returns the factor of a weight: the words of a piece of 16 queries × 16 keys are drawn by 32 subsequences.
 fn factor(attention: &Attention, [batch, head, query]: [u64; 3], key: u64) -> f64 {
     let Some(Dropout { kept }) = attention.dropout else { return 1.0 };
     let [down, across] = [attention.queries, attention.keys].map(|count| count.div_ceil(16));
@@ -157,7 +157,7 @@ fn factor(attention: &Attention, [batch, head, query]: [u64; 3], key: u64) -> f6
 /// The elements that the model reads: q, k, v, the result and its gradient, by operand, head of a batch, row and feature.
 type Read<'a> = &'a dyn Fn(usize, [u64; 3], u64) -> f64;
 
-/// The number of elements of the gradient of the mask.
+/// Returns the number of elements of the gradient of the mask.
 fn grad_mask_len(attention: &Attention) -> usize {
     let Attention { batch, heads, queries, keys, grad_mask, .. } = *attention;
     place_of_score(grad_mask, [batch - 1, heads - 1, queries - 1], keys - 1) + 1
@@ -262,7 +262,7 @@ fn is_near<T: Element>(
     Ok(())
 }
 
-/// Returns the mask as numbers or as truth values, the other form empty, and as what is added to the scores.
+/// Returns the mask as numbers and as truth values, one of which is empty, and the numbers that are added to the scores.
 fn forms_of_mask<T: Element>(attention: &Attention) -> (Vec<T>, Vec<u8>, Vec<f64>) {
     let numbers: Vec<T> = mask_of(attention);
     if !attention.mask.is_some_and(|mask| mask.is_truth) {

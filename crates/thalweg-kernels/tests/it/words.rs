@@ -34,7 +34,7 @@ fn at<const N: usize>() -> [DevicePointer; N] {
     std::array::from_fn(|place| DevicePointer::new(0x1000 * (place as u64 + 1)))
 }
 
-/// The fields of a structure of words, with the number of words of each.
+/// Returns the fields of a structure of words, with the number of words of each.
 fn fields(source: &str) -> Vec<(String, usize)> {
     let inside = source.split_once("struct arguments {").expect("the source has a structure").1;
     let inside = inside.split_once("};").expect("it ends").0;

@@ -1,4 +1,4 @@
-//! A thread that is cancelled while it holds a lock.
+//! Threads that are cancelled while they hold a lock.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;

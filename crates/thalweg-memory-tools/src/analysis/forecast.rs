@@ -143,7 +143,7 @@ impl Forecast {
         self.worn.is_some()
     }
 
-    /// Returns the outcome that is closest to what would have happened.
+    /// Returns the outcome that is closest to the real program's.
     pub fn nearest(&self) -> &ReplayFigures {
         self.worn.as_ref().filter(|_| self.is_recorded).unwrap_or(&self.tidy)
     }

@@ -5,7 +5,7 @@
 //!  Recording ──▶ summarise ──▶ Summary     peaks, what was live then, fragmentation, what went wrong
 //!      │    ├──▶ lives ──────▶ Lives       every block and segment, from when to when
 //!      │    ├──▶ stages ─────▶ Stage       the same for each scope that the program marked
-//!      │    └──▶ diff ───────▶ Growth      what one has more of than another
+//!      │    └──▶ diff ───────▶ Growth      the memory that grew from one to another
 //!      └───────▶ what_if ────▶ ReplayFigures     the same program under other settings
 //!                  └────────▶ Forecast    the same, where its beginning may not be known
 //! ```

@@ -82,7 +82,7 @@ pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
 /// before the trace is recreated. `progress` is called now and then with the number of steps served.
 ///
 /// # Errors
-/// If the allocator fails for another reason than lack of memory, its message: this would be an error of ours, or of the trace.
+/// If the allocator fails for a different reason than lack of memory, its message: this would be an error of ours, or of the trace.
 pub fn run(
     program: &RecordedProgram,
     settings: Settings,

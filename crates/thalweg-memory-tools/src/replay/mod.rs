@@ -122,7 +122,7 @@ impl Figures {
     }
 }
 
-/// A block at another address than in the trace.
+/// A block at a different address than in the trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Divergence {
     /// The block's number.
@@ -260,7 +260,7 @@ impl<'p> Replay<'p> {
         self.mismatches
     }
 
-    /// Returns the first block at another address than in the trace.
+    /// Returns the first block at a different address than in the trace.
     pub fn first_mismatch(&self) -> Option<Divergence> {
         self.first_mismatch
     }

@@ -45,7 +45,7 @@ fn a_gap_is_found_and_bridged() {
     }
 }
 
-/// `free_completed` can be left out of a recording: then a block is free when its free is requested.
+/// Checks a recording without `free_completed`: a block is then free when its free is requested.
 #[test]
 fn without_ends_of_frees_a_request_is_the_end() {
     let mut snapshot = traces::snapshot("gpt_train");
@@ -94,7 +94,7 @@ fn what_is_something_else_is_named() {
     }
 }
 
-/// One dictionary that is referred to once per key.
+/// Checks a recording in which one dictionary is referred to once per key.
 #[test]
 fn a_dictionary_that_stands_in_many_places_is_paid_for() {
     const TIMES: u32 = 20_000;
@@ -111,7 +111,7 @@ fn a_dictionary_that_stands_in_many_places_is_paid_for() {
     assert!(error.contains("more entries than it has bytes"), "{error}");
 }
 
-/// Sizes that no memory has do not wrap.
+/// Checks that the sum of sizes that no memory has does not overflow.
 #[test]
 fn sums_of_huge_sizes_are_huge() {
     let mut snapshot = traces::snapshot("fsdp_streams");

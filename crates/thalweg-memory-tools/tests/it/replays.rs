@@ -239,7 +239,7 @@ fn without_segment_events_the_peak_is_nearly_pytorchs() {
     }
 }
 
-/// The ring of entries was full and has dropped the beginning.
+/// Checks a recording whose ring of entries was full and has lost its beginning.
 #[test]
 fn what_was_there_before_the_trace_is_made_exactly() {
     for name in traces::NAMES {

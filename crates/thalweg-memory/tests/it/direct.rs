@@ -1,5 +1,5 @@
-//! Allocation without a cache of our own: the driver's stream-ordered allocator, and plain memory for each request. The books are
-//! the same.
+//! Allocation without the cache: by the driver's stream-ordered allocator, or by one call of the driver per request. The statistics
+//! are the same.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn the_peak_of_what_is_reserved_is_the_drivers() {
     assert_eq!(reserved(), (0, 0));
 }
 
-/// `test_allocator_backend`.
+/// Corresponds to `test_allocator_backend` of PyTorch.
 fn stream_ordered() -> Settings {
     let settings = Settings::parse("backend:cudaMallocAsync").expect("it is a backend");
     assert_eq!(settings.backend(), Backend::CudaMallocAsync);
@@ -138,7 +138,7 @@ fn without_a_cache_a_free_waits_for_the_event() {
     assert_eq!(upstream.live_segments(), []);
 }
 
-/// `test_cudamallocasync_trim_on_oom_retry`.
+/// Corresponds to `test_cudamallocasync_trim_on_oom_retry` of PyTorch.
 #[test]
 fn what_is_freed_in_stream_order_is_reclaimed_before_failure() {
     let (upstream, allocator) = allocator(100, stream_ordered());

@@ -62,7 +62,7 @@ fn attempt(harness: &mut Harness, op: &Op) {
     }
 }
 
-/// A program that makes every kind of call: a small device, uses on other streams, a capture, a limit.
+/// Returns a program that makes every kind of call: a small device, uses on other streams, a capture, a limit.
 fn thorough_program() -> Vec<Op> {
     let mut program = vec![Op::CreatePool, Op::SetMemoryFraction { percent: 90 }];
     for round in 0..6 {

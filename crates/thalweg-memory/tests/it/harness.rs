@@ -17,7 +17,7 @@ pub fn small_pages() -> Settings {
     Settings::default().with_expandable_page_bytes(2 << 20).expect("an even number of MiB")
 }
 
-/// The settings that follow PyTorch's decisions.
+/// Returns the settings that follow PyTorch's decisions.
 pub fn pytorch() -> Settings {
     Settings::default().with_policy(Policy::PyTorch)
 }

@@ -143,7 +143,7 @@ fn switched_off_it_records_nothing_and_forgets() {
     assert_eq!(actions(&allocator), [Action::Alloc, Action::FreeRequested, Action::FreeCompleted]);
 }
 
-/// `test_memory_snapshot_skip_actions`.
+/// Corresponds to `test_memory_snapshot_skip_actions` of PyTorch.
 #[test]
 fn skipped_actions_are_left_out_and_no_others() {
     for skipped in
@@ -190,7 +190,7 @@ fn live_blocks_and_segments_have_the_stack_of_their_allocation() {
     assert_eq!(traceback(), None, "it was allocated before recording began");
 }
 
-/// `test_memory_plots_free_stack`, `test_memory_plots_history_context`, `test_memory_plots_free_segment_stack`.
+/// Corresponds to `test_memory_plots_free_stack`, `test_memory_plots_history_context`, `test_memory_plots_free_segment_stack` of PyTorch.
 #[test]
 fn events_carry_stacks_as_the_context_says() {
     use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree};
@@ -214,7 +214,7 @@ fn events_carry_stacks_as_the_context_says() {
     }
 }
 
-/// `test_memory_plots_metadata`, `test_memory_plots_annotate`.
+/// Corresponds to `test_memory_plots_metadata`, `test_memory_plots_annotate` of PyTorch.
 #[test]
 fn metadata_stands_beside_events_and_annotations_come_after() {
     let (_upstream, allocator) = allocator(pytorch());
@@ -262,7 +262,7 @@ fn a_part_of_a_snapshot_is_equal_to_that_part() {
     assert_eq!(whole.allocator_settings[0].0.as_ref(), "PYTORCH_CUDA_ALLOC_CONF");
 }
 
-/// `test_cpp_memory_snapshot_pickle`.
+/// Corresponds to `test_cpp_memory_snapshot_pickle` of PyTorch.
 #[test]
 fn a_snapshot_of_the_third_device_survives_a_pickle() {
     let (_upstream, allocator) = allocator(pytorch().with_device_number(2));

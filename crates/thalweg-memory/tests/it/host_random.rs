@@ -50,7 +50,7 @@ impl Subject for Harness {
     }
 }
 
-/// A program that makes every kind of call: little memory, uses of both kinds, captures, changes of settings.
+/// Returns a program that makes every kind of call: little memory, uses of both kinds, captures, changes of settings.
 fn thorough_program() -> Vec<Op> {
     let mut program = vec![Op::CreatePool];
     for round in 0..5 {

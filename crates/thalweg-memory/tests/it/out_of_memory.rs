@@ -418,7 +418,7 @@ fn the_figures_say_where_the_memory_is() {
     );
 }
 
-/// `test_notifies_oom`, `test_raises_oom`, `test_out_of_memory_retry`.
+/// Corresponds to `test_notifies_oom`, `test_raises_oom`, `test_out_of_memory_retry` of PyTorch.
 #[test]
 fn observers_are_told_without_a_lock_and_the_event_is_recorded() {
     let mut world = World::new(100, pytorch().with_device_number(3));
@@ -448,7 +448,7 @@ fn observers_are_told_without_a_lock_and_the_event_is_recorded() {
     assert!(world.allocate(51, 1).is_ok(), "after freeing the first");
 }
 
-/// `test_throw_on_cudamalloc_oom`.
+/// Corresponds to `test_throw_on_cudamalloc_oom` of PyTorch.
 #[test]
 fn rejections_have_observers_of_their_own() {
     let mut world = World::new(100, fraction(pytorch(), 0.5).with_throw_on_cudamalloc_oom(true));
@@ -482,7 +482,7 @@ fn a_snapshot_is_written_when_memory_runs_out() {
     std::fs::remove_dir_all(&folder).expect("it is ours");
 }
 
-/// `test_caching_allocator_record_stream_oom`.
+/// Corresponds to `test_caching_allocator_record_stream_oom` of PyTorch.
 #[test]
 fn blocks_that_other_streams_used_come_back_before_failure() {
     let mut world = World::new(100, pytorch());

@@ -9,7 +9,7 @@ use proptest::test_runner::{Config, RngSeed, TestRunner};
 use crate::harness::{Harness, Op, program, stream};
 use crate::model::Model;
 
-/// The runner for random programs: reproducible, with nothing written to disk.
+/// Returns the runner for random programs: reproducible, with nothing written to disk.
 pub fn runner(cases: u32) -> TestRunner {
     let defaults = Config::default();
     let rng_seed = match defaults.rng_seed {

@@ -14,7 +14,7 @@ fn allocator(settings: Settings) -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
     (upstream.clone(), DeviceAllocator::new(upstream, settings))
 }
 
-/// Only `record_use` lets memory move between streams.
+/// Returns settings under which memory moves between streams only after `record_use`.
 fn alone() -> Settings {
     small_pages().with_cross_stream_reuse(CrossStreamReuse::Never)
 }

@@ -494,7 +494,7 @@ fn piece() -> impl Strategy<Value = String> {
     ]
 }
 
-/// One key with a value that it accepts.
+/// Returns one key with a value that it accepts.
 fn entry() -> impl Strategy<Value = String> {
     let power = || (0..64u32).prop_map(|exponent| 1u64 << exponent);
     let interval = (0..16u32, proptest::option::of(power()));

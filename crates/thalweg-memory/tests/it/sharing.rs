@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 /// The address at which memory of other processes begins.
 const EXTERNAL: u64 = 1 << 45;
 
-/// A fake that exports its memory: handles are made of the numbers that they name. Imports are invented.
+/// A fake upstream that exports its memory: a handle contains the numbers of its memory. Imported memory is invented.
 struct Exporter {
     inner: FakeUpstream,
     imported: Mutex<Vec<u64>>,

@@ -148,7 +148,7 @@ fn normed_product(
     if gelu { result.gelu_tanh() } else { Ok(result) }
 }
 
-/// Returns hidden features of a gate and what it gates, side by side: `silu(gate) · other`.
+/// Returns hidden features of a gate and its value, side by side: `silu(gate) · value`.
 pub(crate) fn gated(both: &Tensor) -> Result<Tensor> {
     let hidden = both.shape()[1] / 2;
     both.narrow(1, 0, hidden)?.silu()?.mul(&both.narrow(1, hidden, hidden)?)

@@ -254,8 +254,8 @@ impl MultiheadAttention {
         Ok(parts)
     }
 
-    /// Returns the numbers that are added to the scores, broadcast to (batch, heads, queries, keys). If `allows_flags`, these are the
-    /// keys that are seen where the padding alone gives them: attention reads them as they are.
+    /// Returns the numbers that are added to the scores, broadcast to (batch, heads, queries, keys). If `allows_flags` and there is
+    /// only a padding mask, returns truth values instead: true for visible keys. Attention reads these directly.
     fn mask(
         &self,
         heads: &[Tensor; 3],

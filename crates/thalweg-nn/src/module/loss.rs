@@ -77,7 +77,7 @@ losses! {
     /// (x − target)².
     #[derive(Copy, PartialEq)]
     MSELoss = "mse_loss"(x target; reduction) {}
-    /// |x − target| less half of beta where it is above beta, else its square over 2 · beta.
+    /// |x − target| − beta / 2 where |x − target| is above beta, else its square divided by 2 · beta.
     #[derive(Copy, PartialEq)]
     SmoothL1Loss = "smooth_l1_loss"(x target; reduction beta) {
         /// The place where the square ends.
@@ -171,7 +171,7 @@ pub struct KLDivLoss {
     pub reduction: Reduction,
     /// Whether the sum is divided by the first extent, regardless of `reduction` (`reduction='batchmean'`).
     pub batch_mean: bool,
-    /// Whether the target holds logarithms, too.
+    /// Whether the target contains logarithms, too.
     pub log_target: bool,
 }
 

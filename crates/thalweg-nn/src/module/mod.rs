@@ -161,13 +161,13 @@ impl TensorField for Option<Tensor> {
             option), `#[module(parameter)]` if it is a tensor that is learnt, `#[module(buffer)]` if it is a tensor that is saved"
 )]
 pub trait Module {
-    /// Passes each part of the module with its name, in the order of declaration. Parts of children are not passed.
+    /// Passes each part of the module to the visitor, with its name, in the order of declaration. Parts of children are not passed.
     fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>));
 
-    /// Passes each part of the module with its name, to be changed.
+    /// Passes each part of the module to the visitor by mutable reference, with its name.
     fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>));
 
-    /// Returns a value that code which knows this kind of module may downcast and change; most modules have none.
+    /// Returns a value that code for this kind of module may downcast and change. Most modules have none.
     fn any_mut(&mut self) -> Option<&mut dyn Any> {
         None
     }
@@ -287,7 +287,7 @@ pub trait Module {
         Ok(module)
     }
 
-    /// Returns parameters and buffers by their names. The tensors are those of the module, not copies.
+    /// Returns parameters and buffers by name. The tensors are those of the module, not copies.
     fn state_dict(&self) -> StateDict {
         state::state_dict(&|visitor| self.visit(visitor))
     }
@@ -326,17 +326,17 @@ pub trait Forward: Module {
     fn forward(&self, input: &Tensor) -> Result<Tensor>;
 }
 
-/// Passes every part of a module and of all modules within it, with its full name, which begins with the prefix and a dot unless
-/// the prefix is empty.
+/// Passes every part of a module, and of all modules inside of it, to the visitor with its full name. The name begins with the prefix
+/// and a dot, unless the prefix is empty.
 pub fn walk<'a, M: Module + ?Sized>(module: &'a M, prefix: &str, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
     walk_parts(&|each| module.visit(each), prefix, visitor);
 }
 
-/// A function that passes the parts of a module, as [`Module::visit`] does. Functions over every module take it instead of one, so
-/// that they are compiled once.
+/// A function that passes the parts of a module to a visitor, as [`Module::visit`] does. Functions over every module take it instead
+/// of the module, so that they are compiled only once.
 type Visit<'v, 'a> = dyn Fn(&mut dyn FnMut(&str, Entry<'a>)) + 'v;
 
-/// Passes every part as [`walk`] does.
+/// Passes every part to the visitor as [`walk`] does.
 fn walk_parts<'a>(visit: &Visit<'_, 'a>, prefix: &str, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
     visit(&mut |name, entry| {
         let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
@@ -347,7 +347,7 @@ fn walk_parts<'a>(visit: &Visit<'_, 'a>, prefix: &str, visitor: &mut dyn FnMut(&
     });
 }
 
-/// Passes every part of a module and of all modules within it, to be changed.
+/// Passes every part of a module, and of all modules inside of it, to the visitor by mutable reference.
 pub fn walk_mut<'a, M: Module + ?Sized>(module: &'a mut M, visitor: &mut dyn FnMut(EntryMut<'a>)) {
     module.visit_mut(&mut |_, entry| match entry {
         EntryMut::Child(child) => walk_mut(child, visitor),

@@ -213,7 +213,7 @@ impl LayerNorm {
         Ok(Self { weight, bias, normalized_shape: normalized_shape.into(), eps: 1e-5 })
     }
 
-    /// Returns the result, and the input itself for a residual connection: see [`functional::layer_norm_fork`].
+    /// Returns the result, and the input unchanged for a residual connection: see [`functional::layer_norm_fork`].
     ///
     /// # Errors
     /// Those of [`functional::layer_norm_fork`]; [`Error::is_invalid_argument`] without weight and bias.

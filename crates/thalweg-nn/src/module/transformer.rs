@@ -19,7 +19,7 @@ fn invalid(text: String) -> Error {
     Error::invalid(text).at(outermost(Location::caller()))
 }
 
-/// Returns a multiple of a number of features.
+/// Returns the product of a factor and a number of features.
 fn times(features: usize, count: usize) -> Result<usize> {
     features.checked_mul(count).ok_or_else(|| invalid(format!("{features} features are too many")))
 }

@@ -44,7 +44,7 @@ impl WeightOnlyLinear {
     /// and its negative (8 bits), or of 16 between the least and the greatest of its group (4 bits). The bias is shared.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] for a weight of another dtype than float32, float16 and bfloat16; with 4 bits, for one
+    /// [`Error::is_invalid_argument`] for a weight of a different dtype than float32, float16 and bfloat16; with 4 bits, for one
     /// whose output features are not a multiple of 8, or whose input features are not a multiple of the group.
     #[enter]
     pub fn of(layer: &Linear, format: IntegerFormat) -> Result<Self> {

@@ -16,7 +16,7 @@ use super::{GroupState, OptimizerState, ParameterState};
 ///
 /// A step that is a formula over the elements of parameter, gradient and states is an entry of the table
 /// (`thalweg_ops::optimizer`) instead, whose kernels step all parameters at once. Matrix products, sums over a tensor, and states
-/// with another shape than the parameter's cannot be such formulas.
+/// with a different shape than the parameter's cannot be such formulas.
 pub trait CompositeRule: Copy + Debug {
     /// PyTorch's name of the optimizer.
     const TITLE: &'static str;
@@ -30,7 +30,7 @@ pub trait CompositeRule: Copy + Debug {
     /// Returns the learning rate of the options.
     fn learning_rate(&mut self) -> &mut f64;
 
-    /// Refuses options that are out of their bounds, and parameters that the optimizer does not support.
+    /// Refuses options that are out of bounds, and parameters that the optimizer does not support.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] for such options or parameters.

@@ -23,7 +23,7 @@ use thalweg_tensor::no_grad;
 pub struct GradientScale {
     /// The factor that the gradients were multiplied by, and must be divided by.
     pub scale: Tensor,
-    /// A number that is not 0 if a gradient is not finite: the step then changes nothing, and does not count.
+    /// A number that is not 0 if a gradient is not finite. In that case the step changes nothing and is not counted.
     pub found_inf: Tensor,
 }
 

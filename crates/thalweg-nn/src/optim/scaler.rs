@@ -165,8 +165,8 @@ impl GradientScaler {
         self.look(parameters, Some(&factor))
     }
 
-    /// Returns whether one of the gradients is not finite, and multiplies them by a factor; `None` if there are none. The update
-    /// takes this result into account.
+    /// Checks whether one of the gradients is not finite, multiplies them by a factor, and returns the result of the check, which the
+    /// next update of the scale reads; `None` if there are no gradients.
     fn look<'a>(
         &self,
         parameters: impl IntoIterator<Item = &'a Tensor>,

@@ -52,7 +52,7 @@ struct StateKind {
     name: &'static str,
     /// The initial value.
     start: f64,
-    /// The value to use if a parameter's other states were saved without this one; `None` if that is an error.
+    /// The value to use if a file has a parameter's other states but not this one; `None` if that is an error.
     where_missing: Option<f64>,
 }
 

@@ -101,7 +101,7 @@ impl Object {
         pairs.iter().find(|(name, _)| matches!(name, Self::Str(name) if name == key)).map(|(_, value)| value)
     }
 
-    /// Returns the tensors by their names, if this is a dictionary of tensors.
+    /// Returns the tensors by name, if this is a dictionary of tensors.
     pub fn state_dict(&self) -> Option<StateDict> {
         let Self::Dict(pairs) = self else { return None };
         pairs

@@ -152,7 +152,7 @@ pub fn load_file(path: impl AsRef<Path>, device: &Device) -> Result<StateDict> {
         .collect()
 }
 
-/// Writes tensors by their names (`safetensors.torch.save_file`), with metadata. *Blocks.*
+/// Writes tensors by name (`safetensors.torch.save_file`), with metadata. *Blocks.*
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be written.

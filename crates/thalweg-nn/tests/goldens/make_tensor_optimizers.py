@@ -30,7 +30,7 @@ OURS = {
 }
 
 def options_of(kwargs):
-    """The options by the names that ours have."""
+    """Returns the options under the names of this library's options."""
     found = {}
     for key, value in kwargs.items():
         if key == "eps" and isinstance(value, tuple): found |= {"eps.0": value[0], "eps.1": value[1]}

@@ -48,7 +48,7 @@ fn loader(dataset: Numbers, options: DataLoaderOptions) -> DataLoader<Numbers> {
     DataLoader::new(Arc::new(dataset), options, &device()).unwrap()
 }
 
-/// The samples of an epoch, by their squares, each batch checked against its other field.
+/// Returns the samples of an epoch, by their squares, each batch checked against its other field.
 fn squares(loader: &mut DataLoader<Numbers>) -> Vec<Vec<i64>> {
     let mut batches = Vec::new();
     for batch in loader.epoch().unwrap() {

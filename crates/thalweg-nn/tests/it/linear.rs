@@ -8,7 +8,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{assert_close, check_gradient, device, random, values};
 
-/// A linear layer with everything, with the gradients of each of its tensors for a gradient that differs from element to element.
+/// Returns a linear layer with everything, with the gradients of each of its tensors for a gradient that differs from element to element.
 fn layer_and_gradients(tensors: &[Tensor; 4], fused: bool) -> Vec<Vec<f64>> {
     let [input, weight, bias, addend] =
         tensors.each_ref().map(|tensor| tensor.detach().requires_grad_().unwrap());

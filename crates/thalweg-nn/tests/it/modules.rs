@@ -128,7 +128,7 @@ impl Arguments<'_> {
     }
 }
 
-/// A tensor of the file.
+/// Returns a tensor of the file.
 fn read(value: &Value) -> Tensor {
     fn numbers<T: Element>(value: &Value, number: impl Fn(&Value) -> T) -> Tensor {
         let shape: Vec<usize> = value["shape"]
@@ -150,7 +150,7 @@ fn read(value: &Value) -> Tensor {
     }
 }
 
-/// A number of the file, which writes NaN and infinities as strings.
+/// Returns a number of the file, which writes NaN and infinities as strings.
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| value.as_str().expect("a number").parse().expect("a number"))
 }
@@ -220,7 +220,7 @@ fn pool<const AXES: usize>(a: &Arguments<'_>, name: &str) -> Built {
     }
 }
 
-/// A pool whose windows are placed by the file's samples.
+/// Returns a pool whose windows are placed by the file's samples.
 fn fractional<const AXES: usize>(a: &Arguments<'_>, d: &Device) -> Result<Built> {
     let output_size = match a.axes::<AXES>("output_size") {
         Some(sizes) => FractionalSize::Size(sizes),
@@ -251,7 +251,7 @@ struct Placed<const AXES: usize> {
     indices: bool,
 }
 
-/// The widths of a pad over this many axes.
+/// Returns the widths of a pad over this many axes.
 fn widths(a: &Arguments<'_>, axes: usize) -> Vec<i64> {
     let list = a.list("padding").unwrap();
     if list.len() == 1 { list.repeat(2 * axes) } else { list }
@@ -470,7 +470,7 @@ fn attention(a: &Arguments<'_>, g: &mut Generator, d: &Device) -> Result<Built> 
     }))
 }
 
-/// The module of a sample.
+/// Returns the module of a sample.
 fn build(name: &str, a: &Arguments<'_>, d: &Device) -> Result<Built> {
     let g = &mut Generator::new(1);
     if let Some(built) = activation(name, a, d).or_else(|| losses(name, a)) {
@@ -542,7 +542,7 @@ fn build(name: &str, a: &Arguments<'_>, d: &Device) -> Result<Built> {
     })
 }
 
-/// The first difference between a tensor and that of the file.
+/// Returns the first difference between a tensor and that of the file.
 fn difference(what: &str, found: &Tensor, expected: &Value) -> Option<String> {
     let expected = read(expected);
     if found.shape() != expected.shape() {
@@ -553,7 +553,7 @@ fn difference(what: &str, found: &Tensor, expected: &Value) -> Option<String> {
     wrong.map(|(place, (found, expected))| format!("{what}[{place}]: {found}, not {expected}"))
 }
 
-/// The gradients' cotangent that the file was written with.
+/// Returns the gradients' cotangent that the file was written with.
 fn cotangent(result: &Tensor) -> Tensor {
     let list: Vec<f64> = (0..result.elements()).map(|place| (place % 7) as f64 / 4.0 - 0.75).collect();
     Tensor::from_slice(&list, result.shape(), result.device()).unwrap()
@@ -632,7 +632,7 @@ struct Score {
     agreeing: usize,
 }
 
-/// The page of the documentation.
+/// Returns the page of the documentation.
 fn page(scores: &BTreeMap<String, Score>) -> String {
     let (all, agree) = (scores.len(), scores.values().filter(|s| s.agreeing == s.samples).count());
     let mut text = format!(

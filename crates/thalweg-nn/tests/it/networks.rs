@@ -16,7 +16,7 @@ fn indices(values: &[i64], shape: &[usize]) -> Tensor {
     Tensor::from_slice(values, shape, &device()).unwrap()
 }
 
-/// A tensor whose sum's gradient is not the same everywhere.
+/// Returns a tensor whose sum's gradient is not the same everywhere.
 fn weighted(x: Tensor) -> Tensor {
     let weights = random(x.shape(), 99);
     x.mul(&weights).unwrap()
@@ -328,7 +328,7 @@ fn cross_entropy_takes_classes_anywhere_and_alone() {
 /// The number that is added to the score of a batch, a query and a key.
 type Mask = Box<dyn Fn(usize, usize, usize) -> f64>;
 
-/// Attention by its definition: `seen` returns the number with which a score is masked.
+/// Computes attention by its definition: `seen` returns the number that is added to a score.
 fn attention(
     q: &[f64],
     k: &[f64],

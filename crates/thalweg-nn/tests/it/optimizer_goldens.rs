@@ -20,7 +20,7 @@ const GOLDENS: &str = include_str!("../goldens/optimizers.txt");
 const SHAPES: [&[usize]; 2] = [&[4], &[2, 3]];
 const STEPS: usize = 10;
 
-/// The words of the lines that begin with a word, and the numbers after their colons.
+/// Returns the words of the lines that begin with a word, and the numbers after their colons.
 fn lines(first: &'static str) -> impl Iterator<Item = (Vec<&'static str>, Vec<&'static str>)> {
     let split = |line: &'static str| {
         let (head, numbers) = line.split_once(':').unwrap_or((line, ""));
@@ -45,7 +45,7 @@ fn tensor(words: &[&str], shape: &[usize], dtype: DType) -> Tensor {
     crate::support::tensor(&floats(words), shape, dtype)
 }
 
-/// The parameters, then the gradients step by step.
+/// Returns the parameters, then the gradients step by step.
 fn inputs(dtype: DType) -> ([Tensor; 2], Vec<[Tensor; 2]>) {
     let of = |first| {
         let found = lines(first).filter(|(head, _)| head[1] == dtype.name());
@@ -196,7 +196,7 @@ fn sgd() -> Sgd {
     Sgd::new(vec![parameter], SgdOptions { lr: 0.5, ..SgdOptions::default() }).unwrap()
 }
 
-/// The learning rates that a scheduler sets, epoch by epoch, as stored on the device.
+/// Returns the learning rates that a scheduler sets, epoch by epoch, as stored on the device.
 fn set_rates(schedule: Box<dyn Schedule>, epochs: usize) -> Vec<f64> {
     let optimizer = sgd();
     let mut scheduler = LrScheduler::new(&optimizer, schedule).unwrap();

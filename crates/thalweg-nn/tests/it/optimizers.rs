@@ -13,7 +13,7 @@ use thalweg_tensor::Tensor;
 
 use crate::support::{assert_close, device, own_device, random, values};
 
-/// A parameter with a gradient.
+/// Returns a parameter with a gradient.
 fn parameter(elements: usize, seed: u64, dtype: DType) -> Tensor {
     let leaf = random(&[elements], seed).to_dtype(dtype).unwrap().requires_grad_().unwrap();
     leaf.set_grad(Some(random(&[elements], seed + 1000).to_dtype(dtype).unwrap())).unwrap();

@@ -15,7 +15,7 @@ use crate::support::{device, tensor, values};
 const GOLDENS: &str = include_str!("../goldens/tensor_optimizers.txt");
 const STEPS: usize = 10;
 
-/// The words of a line, and the numbers after its colon.
+/// Returns the words of a line, and the numbers after its colon.
 fn lines() -> impl Iterator<Item = (Vec<&'static str>, Vec<f64>)> {
     GOLDENS.lines().map(|line| {
         let (head, numbers) = line.split_once(':').unwrap_or((line, ""));
@@ -24,7 +24,7 @@ fn lines() -> impl Iterator<Item = (Vec<&'static str>, Vec<f64>)> {
     })
 }
 
-/// The parameters, and their gradients step by step.
+/// Returns the parameters, and their gradients step by step.
 fn inputs(dtype: DType) -> (BTreeMap<usize, Tensor>, Vec<BTreeMap<usize, Tensor>>) {
     let (mut starts, mut gradients) = (BTreeMap::new(), vec![BTreeMap::new(); STEPS]);
     let mut shapes: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -242,7 +242,7 @@ fn lbfgs_takes_pytorchs_steps() {
     }
 }
 
-/// A step that was captured follows the learning rate, and counts where the device does.
+/// Checks that a captured step follows changes of the learning rate, and that its step counter is on the device.
 #[test]
 fn steps_of_muon_and_adafactor_are_captured() {
     let stream = Stream::new(&device()).unwrap();

@@ -20,7 +20,7 @@ fn extent(size: usize, kernel: usize, options: ConvOptions<2>) -> usize {
     (size + 2 * options.padding[0] - options.dilation[0] * (kernel - 1) - 1) / options.stride[0] + 1
 }
 
-/// The convolution written out.
+/// Returns the convolution written out.
 fn convolve(x: &Tensor, w: &Tensor, bias: &Tensor, options: ConvOptions<2>) -> Vec<f64> {
     let [images, channels, height, width] = [0, 1, 2, 3].map(|d| x.shape()[d]);
     let [out, _, kernel_height, kernel_width] = [0, 1, 2, 3].map(|d| w.shape()[d]);

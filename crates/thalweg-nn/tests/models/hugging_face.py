@@ -1,5 +1,5 @@
-"""Writes checkpoints as Hugging Face's transformers saves them, what its models make of them, and the names and shapes of the weights of
-published models.
+"""Writes checkpoints of Hugging Face's transformers, the results of its models, and the names and shapes of the weights
+of published models.
 
     python3 hugging_face.py FOLDER
 
@@ -33,7 +33,7 @@ BERT = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attent
 
 
 def small():
-    """Models with the inputs that they are asked with, and the results that are kept."""
+    """Models with their inputs, and the results that are stored."""
     tokens = torch.randint(0, 50, (2, 9))
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[1, 6:] = 0

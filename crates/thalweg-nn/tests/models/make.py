@@ -1,4 +1,4 @@
-"""Writes whole models of PyTorch with what comes of them, one file per model: gpt2.pt.gz, bert.pt.gz, …
+"""Writes complete models of PyTorch with their results, one file per model: gpt2.pt.gz, bert.pt.gz, …
 
     python3 make.py FOLDER          # small models, which the tests read
     python3 make.py FOLDER full     # GPT-2 with 124 million parameters and ResNet-50, two files of 1 GB and 0.3 GB: gpt2_full.pt, resnet_full.pt
@@ -497,7 +497,7 @@ class LanguageModel(nn.Module):
 
 
 class Messages(nn.Module):
-    """A layer of a graph network: what neighbours say, added up, changes a node's state."""
+    """A layer of a graph network: the sum of the neighbours' messages changes a node's state."""
 
     def __init__(self, features):
         super().__init__()
@@ -563,7 +563,7 @@ def losses(model, batches, dtype):
 
 
 def once(model, batch, dtype, autocast=False):
-    """Output, loss and gradients of a model that is changed by nothing but its statistics."""
+    """Returns output, loss and gradients of a model. The call changes only the model's statistics."""
     model, batch = copy.deepcopy(model).to(dtype), in_dtype(batch, dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         output = model(batch)
@@ -573,7 +573,7 @@ def once(model, batch, dtype, autocast=False):
 
 
 def results(model, batches):
-    """Returns what a file has of a model, but for its training."""
+    """Returns everything that a file contains of a model except its training."""
     after, output, loss, gradients = once(model, batches[0], torch.float64)
     golden = {
         # Plain dictionaries, and no storage that is larger than its tensor.

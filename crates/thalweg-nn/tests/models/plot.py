@@ -1,4 +1,4 @@
-"""Draws fifty steps of training here over those in PyTorch, a panel per model, as an SVG.
+"""Draws fifty training steps here and in PyTorch as an SVG, with a panel per model.
 
     THALWEG_LOSSES=/tmp cargo test -p thalweg-nn --test it learns_as_in_pytorch
     python3 plot.py /tmp models-losses.svg

@@ -23,7 +23,7 @@ FIRST_SAMPLES = {"TransformerEncoderLayer": 3, "TransformerDecoderLayer": 3}
 
 
 def rounded(value):
-    """The number with eight digits."""
+    """Returns the number with eight digits."""
     return float(f"{value:.8g}") if value == value and abs(value) != float("inf") else str(value)
 
 
@@ -35,7 +35,7 @@ def written(tensor):
 
 
 def plain(value):
-    """A value as JSON has it; tensors as what `written` gives."""
+    """Returns a value in JSON's types; `written` converts tensors."""
     if torch.is_tensor(value):
         return written(value)
     if isinstance(value, (list, tuple)):
@@ -56,7 +56,7 @@ def plain(value):
 
 
 def simple(value):
-    """A fresh leaf with short numbers in place of a tensor."""
+    """Returns a new leaf with short numbers in place of a tensor."""
     if torch.is_tensor(value):
         if not value.dtype.is_floating_point:
             return value.detach().clone()

@@ -29,8 +29,8 @@ const MANY_ROWS: usize = 1024;
 /// The minimum number of points of a part.
 const PART: usize = 1024;
 
-/// The minimum number of points of a part for channels that are adjacent in memory, of which one block handles [`ABREAST`]: many
-/// small parts keep a GPU busy, and their points are still in a cache when they are read for the second time.
+/// The minimum number of points of a part of channels that are adjacent in memory, of which one block handles [`ABREAST`]. Many small
+/// parts keep a GPU busy, and their points are still in a cache when they are read for the second time.
 const PART_ABREAST: usize = 128;
 const ABREAST: usize = 128;
 
@@ -38,8 +38,8 @@ const ABREAST: usize = 128;
 /// mostly idle.
 const SMALL_PLANE: usize = 24;
 
-/// The most points of a channel whose gradients are computed by one block; more are if the channels are many and the points of each are
-/// adjacent, so that threads keep them.
+/// The most points of a channel whose gradients one block computes. If there are many channels whose points are adjacent, so that
+/// threads keep them in registers, a block computes longer channels, too.
 const SHORT_CHANNEL: usize = 1 << 12;
 const LONG_ROW: usize = 1 << 15;
 const MANY_CHANNELS: usize = 256;

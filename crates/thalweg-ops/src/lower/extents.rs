@@ -141,7 +141,7 @@ impl Extents {
     /// Returns the launch of a body over these points.
     ///
     /// # Errors
-    /// Those of [`input`](Self::input); and an error if an operand has another dtype than the body.
+    /// Those of [`input`](Self::input); and an error if an operand has a different dtype than the body.
     pub fn launch(
         &self,
         (id, name, body): (u64, Cow<'static, str>, Arc<Body>),
@@ -165,7 +165,7 @@ impl Extents {
     }
 }
 
-/// Refuses an operand of another dtype than the body reads or writes: the body would access memory outside it.
+/// Refuses an operand of a different dtype than the body reads or writes: the body would access memory outside it.
 fn check_dtype(operand: &Operand<'_>, dtype: DType) -> Result<()> {
     match operand.dtype == dtype {
         true => Ok(()),

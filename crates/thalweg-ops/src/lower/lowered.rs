@@ -48,7 +48,8 @@ pub struct LoweredLoop {
     launch: LoopLaunch,
     /// The launches as which it is executed, if its rows are few and long.
     steps: Option<Steps>,
-    /// The first gradient that was requested, kept for reuse: the inputs that it is taken with respect to, and its body.
+    /// The gradient that was requested first, which is kept for later calls: the inputs that it is taken with respect to, and its
+    /// body.
     gradient: OnceLock<(u32, Arc<GradientBody>)>,
 }
 

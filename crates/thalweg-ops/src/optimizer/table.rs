@@ -197,7 +197,7 @@ optimizers! { $
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html>
     Adam adam ADAM AdamOptions "Adam" (lr: 1e-3) {
         pairs {
-            /// The parts of the first and of the second moment that a step keeps.
+            /// The factors by which a step decays the first and the second moment.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
         }
         numbers {
@@ -236,7 +236,7 @@ optimizers! { $
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html>
     AdamW adamw ADAMW AdamWOptions "AdamW" (lr: 1e-3) {
         pairs {
-            /// The parts of the first and of the second moment that a step keeps.
+            /// The factors by which a step decays the first and the second moment.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
         }
         numbers {
@@ -332,7 +332,7 @@ optimizers! { $
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.NAdam.html>
     NAdam nadam NADAM NAdamOptions "NAdam" (lr: 2e-3) {
         pairs {
-            /// The parts of the first and of the second moment that a step keeps.
+            /// The factors by which a step decays the first and the second moment.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
         }
         numbers {
@@ -375,7 +375,7 @@ optimizers! { $
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RAdam.html>
     RAdam radam RADAM RAdamOptions "RAdam" (lr: 1e-3) {
         pairs {
-            /// The parts of the first and of the second moment that a step keeps.
+            /// The factors by which a step decays the first and the second moment.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
         }
         numbers {
@@ -460,7 +460,7 @@ optimizers! { $
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html>
     SparseAdam sparse_adam SPARSE_ADAM SparseAdamOptions "SparseAdam" (lr: 1e-3) {
         pairs {
-            /// The parts of the first and of the second moment that a step keeps.
+            /// The factors by which a step decays the first and the second moment.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
         }
         numbers {
@@ -489,7 +489,7 @@ optimizers! { $
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adamax.html>
     Adamax adamax ADAMAX AdamaxOptions "Adamax" (lr: 2e-3) {
         pairs {
-            /// The parts of the first moment and of the greatest gradient that a step keeps.
+            /// The factors by which a step decays the first moment and the greatest gradient.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
         }
         numbers {
@@ -541,7 +541,7 @@ optimizers! { $
     /// Lion (Chen and others, <https://arxiv.org/abs/2302.06675>). PyTorch has none.
     Lion lion LION LionOptions "Lion" (lr: 1e-4) {
         pairs {
-            /// The part of an update that is momentum, and the part of the momentum that a step keeps.
+            /// The weight of the momentum in an update, and the factor by which a step decays the momentum.
             betas(beta1, beta2): (0.9, 0.99), BelowOne;
         }
         numbers {
@@ -595,7 +595,7 @@ optimizers! { $
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Rprop.html>
     Rprop rprop RPROP RpropOptions "Rprop" (lr: 1e-2) {
         pairs {
-            /// The factors of a step size where the gradient changed its sign, and where it kept it.
+            /// The factors of a step size for elements whose gradient changed its sign, and for those whose gradient kept it.
             etas(eta_minus, eta_plus): (0.5, 1.2), Positive;
             /// The smallest and the greatest step size.
             step_sizes(min_step_size, max_step_size): (1e-6, 50.0), AtLeastZero;

@@ -20,8 +20,8 @@ const MANY_BLOCKS: u64 = 256;
 /// The fewest points of a lane: the loads that a thread has in flight.
 const POINTS_OF_A_LANE: u64 = 4;
 
-/// The most bytes of a row's result that count towards the width of a vector: of a short row, and of one with so many points that
-/// its result is only a few stores after many loads.
+/// The most bytes of a row's result that are taken into account when the width of a vector is chosen. They are if the row is short,
+/// or has so many points that its result is only a few stores after many loads.
 const ROW_BYTES: [u64; 2] = [4, 2];
 
 /// Returns the class in which threads handle vectors of neighbouring rows, if there are enough rows for many blocks of such

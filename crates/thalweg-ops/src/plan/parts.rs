@@ -40,7 +40,7 @@ const COLUMNS_OF_PARTS: u64 = 1 << 17;
 const LARGE_MATRIX: u64 = 1 << 22;
 const TALL: u64 = 1 << 13;
 
-/// The most parts of a few columns, which one block combines.
+/// The most parts of a few columns, whose results one block combines.
 const PARTS_OF_TALL: u64 = 512;
 
 /// The fewest points of rows that are divided.

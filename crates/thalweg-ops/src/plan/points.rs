@@ -14,7 +14,7 @@ const SHARED_BYTES: u64 = 48 << 10;
 /// The elements of a tile: 64 rows of 64 elements, with padding between rows.
 const TILE_ELEMENTS: u64 = 64 * 66;
 
-/// The largest element of which a thread loads more than one vector at a time, if it is read again for each row.
+/// The size of the largest element of which a thread loads more than one vector at a time if it is read again for each row.
 pub(super) const REREAD_BYTES: u64 = 4;
 
 /// The bytes that a thread moves at once to or from a tile.
@@ -117,7 +117,7 @@ fn widest<'a>(
     vector as u8
 }
 
-/// Returns the class of tiles, if inputs are contiguous in another dimension than the outputs, which are contiguous in the last.
+/// Returns the class of tiles, if inputs are contiguous in a different dimension than the outputs, which are contiguous in the last.
 pub(super) fn transposed_class(
     body: &Body,
     geometry: &Geometry,

@@ -6,7 +6,7 @@ use thalweg_ir::{Body, Class, Geometry, OperandGeometry, OutputPlace};
 
 use super::{Iteration, POINTS_OF_A_LANE, SERIAL_POINTS, VECTOR_BYTES, WARP_POINTS, streamed};
 
-/// The most points of a thread, so that a lane's chain of additions stays short.
+/// The most points per thread, so that a lane's chain of additions stays short.
 const POINTS_OF_A_THREAD: u64 = 64;
 
 /// The most points and bytes of a thread that keeps values, the best first. With few, a multiprocessor has many rows in flight.
@@ -20,7 +20,8 @@ const WARP: u64 = 32;
 /// The fewest threads that read a row with more vectors than that.
 const LEAST_READING: u64 = 8;
 
-/// Threads of a block that keeps only elements. Two such blocks share a multiprocessor: one is loaded while the other computes.
+/// The number of threads of a block that keeps only elements. Two such blocks share a multiprocessor: one loads while the other
+/// computes.
 const SHARING: u64 = 512;
 
 /// The most threads of a block.
@@ -31,8 +32,9 @@ const BLOCK: u64 = 1024;
 const POINTS_ONLINE: u64 = 32;
 const THREADS_ONLINE: u64 = 256;
 
-/// Returns the class in which rows of this geometry are read online, if the body allows it and the points are one dimension, as
-/// for held rows. Shorter rows are held, because a warp then has several of them in flight. A composition may want a number of lanes.
+/// Returns the class in which rows of this geometry are read online (once, with running partial results), if the body allows it and
+/// the points are one dimension, as for held rows. Shorter rows are held, because a warp then has several of them in flight. A
+/// composition may require a number of lanes.
 pub(super) fn online(
     body: &Body,
     geometry: &Geometry,
@@ -140,8 +142,8 @@ fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
     })
 }
 
-/// Returns the number of threads that read a row of so many vectors: of several that fit a warp, one that leaves the fewest threads
-/// idle at their last vector.
+/// Returns the number of threads that read a row of so many vectors: among the numbers that fit a warp, one that leaves the fewest
+/// threads idle at the last vector.
 fn reading(vectors: u64) -> u64 {
     let most = vectors.next_power_of_two().clamp(2, WARP);
     if vectors > WARP {

@@ -39,7 +39,7 @@ fn actions_are_those_of_pytorch() {
     }
 }
 
-/// Runs a loop of eight steps, each with a fill of as many 64 bytes as the step's number plus one; returns the bytes of
+/// Runs a loop of eight steps, where step `n` fills 64 · (n + 1) bytes; returns the bytes of
 /// the commands of each trace, and the names of its steps.
 fn traces(world: &World, profile: Profile) -> (Vec<Vec<u64>>, Vec<Vec<String>>) {
     let seen = Arc::new(Mutex::new((Vec::new(), Vec::new())));

@@ -11,7 +11,7 @@ use thalweg_profiler::{
 
 use crate::world::{KERNEL_TIME, World};
 
-/// Runs a program on two streams; returns it as (stream, operator, category, bytes), and its trace.
+/// Runs a program on two streams. Returns its trace, and the commands that it must contain as (stream, operator, category, bytes).
 fn program(world: &World) -> (Vec<(usize, &'static str, Category, u64)>, Trace) {
     let mut model = Vec::new();
     let ((), trace) = profile(&world.driver, || {

@@ -1,5 +1,5 @@
-//! A driver with a tracer of its own, which reports activities as CUPTI does: several activities per call, a graph's kernels,
-//! work of other libraries, names of C++.
+//! A driver with a tracer that reports activities as CUPTI does: several activities per call, the kernels of a graph, work of other
+//! libraries, mangled C++ names.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

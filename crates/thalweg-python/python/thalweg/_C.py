@@ -49,7 +49,7 @@ def _are_functorch_transforms_active():
 
 
 class DispatchKeySet:
-    """A set of dispatch keys, for programs that compute one as they are imported. Keys choose nothing here."""
+    """A set of dispatch keys, for programs that compute one while they are imported. It has no effect."""
 
     def __init__(self, key, *others):
         self._keys = frozenset((key, *others))
@@ -110,7 +110,7 @@ _matmul_switches()
 
 
 def _of(name, find):
-    """Creates the module `torch._C.NAME`, whose functions are those that another module finds."""
+    """Creates the module `torch._C.NAME`, whose attributes are looked up in another module."""
     made, others = types.ModuleType(f"{__name__}.{name}", f"Functions that programs ask of `torch._C.{name}`."), rest(f"{__name__}.{name}")
     made.__getattr__ = lambda asked: others(asked) if (found := find(asked)) is None else found
     sys.modules[made.__name__] = globals()[name] = made

@@ -139,7 +139,7 @@ def rename(module):
 
 
 def _hide_own(package):
-    """Removes names that PyTorch does not have and whose existence programs check, or that they would define."""
+    """Removes names that PyTorch does not have, because programs check whether they exist, or define them."""
     vars(package).pop("copy", None)
     vars(package.optim).pop("Lion", None)
     if "copy" in vars(_core.Tensor):

@@ -21,7 +21,7 @@ def _folder():
 
 
 def _info(names):
-    """Returns what the bytes contain, as PyTorch's `CacheInfo` does."""
+    """Returns a description of the bytes' contents, as PyTorch's `CacheInfo`."""
     return types.SimpleNamespace(artifacts={"kernel": list(names)}, kernel_artifacts=list(names))
 
 
@@ -40,7 +40,8 @@ def save():
 
 
 def load(serialized):
-    """Keeps the kernels of bytes; returns their names, or None if kernels are not kept here or the bytes are not of `save`."""
+    """Stores the kernels that the bytes contain. Returns their names, or None if kernels are not stored here or `save`
+    did not write the bytes."""
     folder = _folder()
     if folder is None:
         return None

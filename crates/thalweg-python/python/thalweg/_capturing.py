@@ -97,7 +97,7 @@ class _Structure:
 
 @functools.cache
 def _readers():
-    """Returns the functions that read the settings that decide what operators do."""
+    """Returns the functions that read the settings on which the results of operators depend."""
     import thalweg as torch
     from . import _dispatching, overrides
     from .nn import _calls
@@ -108,7 +108,7 @@ def _readers():
 
 
 def _settings():
-    """Returns the settings that decide what operators do."""
+    """Returns the settings on which the results of operators depend."""
     return tuple([read() for read in _readers()])
 
 
@@ -124,7 +124,8 @@ def _place(error):
 
 
 def _described(tensor):
-    """Returns what decides the kernels for a tensor: all strides only if they are not those of rows."""
+    """Returns the properties of a tensor that determine its kernels. Strides are included only if the tensor is not
+    contiguous."""
     strides = None if tensor.is_contiguous() else tensor.stride()
     return tuple(tensor.shape), tensor.dtype, strides, tensor.requires_grad, tensor.device
 
@@ -143,13 +144,13 @@ class _Kind:
         self.settings, self.signature = None, None
 
     def is_ready(self, tensors):
-        """Returns whether a replay may take the place of a call with these tensors."""
+        """Returns whether a replay may replace a call with these tensors."""
         return (self.captured is not None and self.refusal is None and self.resets == _resets
                 and all(self.same[place] == id(tensors[place]) for place in self.static) and self.watch.holds())
 
 
 class _Gradients:
-    """The tensors of a call that require a gradient, and what a call must not change of them."""
+    """The tensors of a call that require a gradient, and those of their properties that a call must not change."""
 
     def __init__(self, tensors):
         self._tensors = [one for one in tensors if one.requires_grad] if _core.is_grad_enabled() else []
@@ -161,7 +162,7 @@ class _Gradients:
         return [one._version for one in self._tensors], gradients
 
     def change(self):
-        """Returns what the call has changed."""
+        """Returns the changes that the call has made."""
         versions, gradients = self._now()
         if gradients != self._former[1]:
             return "it runs a backward pass"
@@ -297,7 +298,7 @@ class Captured:
         return self._called(kind, tensors, args, kwargs)
 
     def _recall(self, kind, args, kwargs):
-        """Puts the kind among the recent ones, which are found by their signatures."""
+        """Adds the kind to the recently used ones, which are found by their signatures."""
         recent = self._threads.__dict__.setdefault("recent", [])
         recent[:] = [other for other in recent if other is not kind and other.resets == _resets][-MOST_RECENT + 1:]
         if not any(isinstance(value, (tuple, list, dict)) for value in (*args, *kwargs.values())):
@@ -305,7 +306,7 @@ class Captured:
             recent.append(kind)
 
     def _called(self, kind, tensors, args, kwargs):
-        """Calls the function as a graph that is made, or made now."""
+        """Calls the function as a graph, which is captured first if necessary."""
         kind.failed = None
         try:
             results, reason = kind.captured.call(tensors)
@@ -323,7 +324,8 @@ class Captured:
         return kind.results(results, tensors)
 
     def _register(self, kind, tensors, build, same):
-        """Makes the kind a function of the device's graph trees. Tensors that were the same at both calls are read where they are."""
+        """Makes the kind a function of the device's graph trees. Tensors that both calls passed are read at their own
+        addresses, without a copy."""
         kind.static = [place for place, (one, other) in enumerate(zip(kind.same, same)) if one == other] if kind.captured is None else []
         kind.same = same
         family = (kind.family, tuple(kind.static), kind.changes)
@@ -358,7 +360,8 @@ def _run_family(family, tensors):
 
 
 def _change_of_containers(arguments, kinds, tensors):
-    """Returns what a call has changed of the lists and dictionaries among its arguments, which held these tensors."""
+    """Returns the changes that a call has made to the lists and dictionaries among its arguments, which held these
+    tensors before."""
     structure = _Structure("argument")
     try:
         structure.taken(arguments)
@@ -369,7 +372,7 @@ def _change_of_containers(arguments, kinds, tensors):
 
 
 def _uncached_autocast():
-    """Returns a region like the present one whose casts are not kept for what comes after it."""
+    """Returns an autocast region like the current one, whose casts are not kept after its end."""
     from .amp import autocast, get_autocast_dtype
     if not _core.is_autocast_enabled():
         return contextlib.nullcontext()
@@ -381,8 +384,8 @@ def _numbered(number, results, given):
 
 
 def _seen(result, tensors, watched):
-    """Returns the function that makes a result from the caller's arguments, if it is one of them or a view of one, or returns a tensor
-    that is watched."""
+    """Returns a function that makes a result from the caller's arguments, if the result is one of them, a view of one,
+    or a watched tensor."""
     if any(one is result for one in watched):
         return lambda results, given: result
     for place, one in enumerate(tensors):

@@ -1,5 +1,5 @@
-"""Tensors of a process that was forked from one that has used a device: the child has no part in that device, so its tensors are carried
-over to one of its own.
+"""Tensors of a process that was forked from one that has used a device. The child cannot use that device, so its
+tensors are moved to a device of its own.
 
 What counts are the objects that the child reaches from some roots, such as the attributes of its process object. Shared memory is shared
 with the parent. Other memory is copied as it was before the fork, once for all tensors over it.
@@ -70,7 +70,7 @@ def reached(roots):
 
 
 class Carried:
-    """The tensors that are reached from some objects, to be carried over a fork."""
+    """The tensors that can be reached from some objects, to be moved across a fork."""
 
     def __init__(self, roots):
         self._tensors, self._memories = [], {}
@@ -86,7 +86,7 @@ class Carried:
             self._tensors.append((tensor, key, place, tensor.requires_grad and tensor.is_leaf))
 
     def arrive(self):
-        """Gives each tensor memory of this process, and leaves the graphs of the parent behind."""
+        """Gives each tensor memory of this process, and detaches it from the graphs of the parent."""
         rows = {}
         for key, memory in self._memories.items():
             if isinstance(memory, bytes):
@@ -103,7 +103,7 @@ class Carried:
 
 
 def start(carried):
-    """Begins the work of a forked process: it has a simulated GPU and generators of its own, and what was carried over."""
+    """Begins the work of a forked process: creates its simulated GPU and generators, and moves the tensors over."""
     from . import random
     _core._start_in_child()
     # Generators from before the fork belong to devices that are not there.

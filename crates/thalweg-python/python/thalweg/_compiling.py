@@ -48,8 +48,8 @@ def _in_region(begin, function):
 
 
 def compiled(function, captures=False, fullgraph=False, tunes=False, adaptive=True):
-    """Returns the function with its loops fused, its calls captured as graphs, and its products tuned, if that is requested. If it is `adaptive`,
-    it runs as it is written where that is faster."""
+    """Returns the function with its loops fused and, if requested, its calls captured as graphs and its products tuned.
+    If it is `adaptive`, it runs uncompiled where that is faster."""
     original, function = function, _tuned(function) if tunes else function
     inside = _in_region(_core._begin_compiled, function)
     if captures:
@@ -102,7 +102,8 @@ def excluded(function):
 
 
 def check(backend, mode, options):
-    """Refuses what PyTorch refuses, and backends that are functions, which expect a graph of PyTorch's."""
+    """Refuses arguments that PyTorch refuses, and backends that are functions, because these expect a graph of
+    PyTorch's."""
     if mode is not None and options is not None:
         raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
     if mode is not None and mode not in MODES:

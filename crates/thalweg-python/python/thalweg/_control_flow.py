@@ -83,7 +83,8 @@ def associative_scan(combine_fn, xs, dim, reverse=False, combine_mode="pointwise
 
 
 def _combined(combine, xs):
-    """Returns the scan along dimension 0: that of pairs has every second result, and each of the others is one step from it."""
+    """Returns the scan along dimension 0. A scan of pairs of neighbours has every second result, and each of the others
+    is one step from it."""
     count = _length(xs, 0)
     if count < 2:
         return xs
@@ -96,7 +97,7 @@ def _combined(combine, xs):
 
 
 def _woven(even, odd):
-    """Returns the slices of two tensors in turns."""
+    """Returns the slices of two tensors in alternation."""
     pairs = _core.stack([even[:odd.shape[0]], odd], 1).flatten(0, 1)
     return pairs if even.shape[0] == odd.shape[0] else _core.cat([pairs, even[-1:]])
 

@@ -13,7 +13,7 @@ Tensor = _core.Tensor
 
 
 class Arguments:
-    """The arguments of a call by their names, its result and the name of the operator."""
+    """The arguments of a call by name, its result and the name of the operator."""
 
     def __init__(self, overload, args, kwargs, result):
         self._given = {}

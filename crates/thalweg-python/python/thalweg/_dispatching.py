@@ -27,7 +27,7 @@ def modes():
 
 @contextlib.contextmanager
 def without_innermost():
-    """A region without the innermost mode, in which calls still go to the modes."""
+    """Returns a region without the innermost mode, in which calls still go to the modes."""
     mode = _local.modes.pop()
     former = _core._set_dispatch_modes(len(_local.modes))
     try:

@@ -70,7 +70,7 @@ def to_dlpack(tensor):
 
 
 def _cuda_array_interface(self):
-    """The description with which other libraries use a GPU tensor in place, version 3. `stream` is the stream whose work they
+    """Returns the description with which other libraries use a GPU tensor in place, version 3. `stream` is the stream whose work they
     must wait for."""
     if not self._is_on_gpu:
         raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__: its memory is not a GPU's")

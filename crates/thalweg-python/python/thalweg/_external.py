@@ -49,14 +49,15 @@ def sum_of_gradients(first, second):
 
 
 def accumulated(kept, arrived):
-    """Returns the sum of the gradient that a leaf keeps and one that has arrived: a sparse one is changed in place, for those who hold it."""
+    """Returns the sum of the gradient that a leaf has and one that has arrived. A sparse gradient is changed in place,
+    so that all references to it see the sum."""
     if is_sparse(kept) and is_sparse(arrived) and not _core.is_grad_enabled():
         return kept._take(sum_of_gradients(kept, arrived))
     return sum_of_gradients(kept, arrived)
 
 
 def apart(gradients):
-    """Returns gradients of which no sparse one is there twice: each leaf keeps its own."""
+    """Returns gradients in which no sparse tensor occurs twice, so that each leaf has one of its own."""
     found = []
     for gradient in gradients:
         is_known = gradient is not None and any(gradient is other for other in found) and is_sparse(gradient)

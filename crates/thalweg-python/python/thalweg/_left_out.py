@@ -14,10 +14,10 @@ import types
 
 _EAGER = "programs run eagerly, or are captured into graphs (`cuda.graph`)"
 _RANKS = "it is in the Rust crate only (`thalweg::distributed`)"
-_SPARSE = "sparse tensors have places by coordinates or rows, and the functions that networks on graphs call"
+_SPARSE = "sparse tensors have the layouts COO and CSR, and the functions that graph networks call"
 _QUANTIZED = "there are no quantized tensors"
 _NOT_YET = "the operator is not in the table"
-_INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
+_INSIDE = "it is internal to PyTorch, and Thalweg has none of it"
 
 # Modules that are left out with all their contents, by their names under `thalweg`.
 MODULES = {
@@ -215,7 +215,7 @@ def reason_of(name):
     return None
 
 
-def _idle(*args, **kwargs):
+def _do_nothing(*args, **kwargs):
     """Does nothing."""
 
 
@@ -224,7 +224,7 @@ def _false(*args, **kwargs):
     return False
 
 
-def _kept(fn=None, *args, **kwargs):
+def _unchanged(fn=None, *args, **kwargs):
     """Returns the function unchanged, or a decorator that does so."""
     return fn if fn is not None else lambda function: function
 
@@ -235,7 +235,7 @@ def _marked(*args, **kwargs):
 
 
 def _maybe_remove_batch_dim(name, batched_output, vmap_level, batch_size, out_dim):
-    """Returns the result of a map: a tensor of all slices, or what is not mapped."""
+    """Returns the result of a map: a tensor of all slices, or the value itself if it is not mapped."""
     from ._c_functions import _remove_batch_dim
     return batched_output if out_dim is None else _remove_batch_dim(batched_output, vmap_level, batch_size, out_dim)
 
@@ -264,22 +264,22 @@ _CONTROL_FLOW = {name: _of("_control_flow", name) for name in ("associative_scan
 _GIVEN = {
     "_tensor_str": {"PRINT_OPTS": None}, "_library.infer_schema": {"infer_schema": _of("library", "infer_schema")},
     # Marks for a compiler of scripts, which programs put on their functions.
-    "_jit_internal": dict.fromkeys(("_copy_to_script_wrapper", "_overload", "_overload_method", "export", "ignore", "unused"), _kept) | {
+    "_jit_internal": dict.fromkeys(("_copy_to_script_wrapper", "_overload", "_overload_method", "export", "ignore", "unused"), _unchanged) | {
         "is_scripting": _false, "is_tracing": _false},
-    "_dynamo.decorators": {"disable": _kept}, "_export.wrappers": {"mark_subclass_constructor_exportable_experimental": _kept},
-    "_dynamo.compiled_autograd": {"reset": _idle},
+    "_dynamo.decorators": {"disable": _unchanged}, "_export.wrappers": {"mark_subclass_constructor_exportable_experimental": _unchanged},
+    "_dynamo.compiled_autograd": {"reset": _do_nothing},
     "_inductor.config": {"patch": _Setting}, "_inductor.decomposition": {"register_decomposition": _marked}, "_decomp": {"register_decomposition": _marked},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
-    "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
+    "_logging": {"set_logs": _do_nothing}, "_logging.scribe": {"open_source_signpost": _do_nothing},
     "_functorch.vmap": {"_maybe_remove_batch_dim": _maybe_remove_batch_dim},
     "_higher_order_ops": _CONTROL_FLOW, **{f"_higher_order_ops.{name}": {name: one} for name, one in _CONTROL_FLOW.items()},
     # A decorator of the functions of ranks, which writes their errors to files of a launcher.
-    "distributed.elastic.multiprocessing.errors": {"record": _kept},
+    "distributed.elastic.multiprocessing.errors": {"record": _unchanged},
     # Registrations at the import of a library, which change nothing.
-    "onnx": {"is_in_onnx_export": _false, "register_custom_op_symbolic": _idle, "unregister_custom_op_symbolic": _idle},
+    "onnx": {"is_in_onnx_export": _false, "register_custom_op_symbolic": _do_nothing, "unregister_custom_op_symbolic": _do_nothing},
     "onnx.symbolic_helper": {"parse_args": _marked, "quantized_args": _marked},
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
-    "distributed.autograd": {"is_available": _false}, "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
+    "distributed.autograd": {"is_available": _false}, "distributed.rpc.api": {"_require_initialized": _unchanged}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
     "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},
     "utils._triton": {"has_triton": _false, "has_triton_package": _false},
     "cuda.jiterator": {
@@ -289,7 +289,7 @@ _GIVEN = {
 
 
 def _probed(own):
-    """Returns the names by which libraries ask a module of PyTorch's inside what runs around a call."""
+    """Returns the names of an internal module of PyTorch by which libraries query what a call is made inside of."""
     from ._probes import NAMES
     return NAMES.get(own, {})
 

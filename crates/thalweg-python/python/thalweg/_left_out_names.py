@@ -8,7 +8,7 @@ _QUANTIZED = "there are no quantized tensors"
 _SPARSE = "sparse tensors have no copies of their parts"
 _OTHER_LIBRARY = "it is part of a library of PyTorch's that is not used here"
 _REMOVED = "PyTorch has removed it as well, and refuses calls"
-_INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
+_INSIDE = "it is internal to PyTorch, and Thalweg has none of it"
 _FILES = "files are read and written by `load` and `save`"
 _SHARDED = "parameters are gathered when they are used, and nothing is gathered ahead"
 

@@ -151,7 +151,7 @@ class _Loader(importlib.abc.Loader):
     """Makes mirrors."""
 
     def create_module(self, spec):
-        made = _Mirror(spec.name, f"A module of PyTorch's inside, with the names of `{spec.name.rpartition('.')[0]}`.")
+        made = _Mirror(spec.name, f"An internal module of PyTorch, with the names of `{spec.name.rpartition('.')[0]}`.")
         made.__all__ = []
         return made
 

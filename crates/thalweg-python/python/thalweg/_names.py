@@ -138,11 +138,11 @@ def is_autocast_cpu_enabled():
 
 
 def clear_autocast_cache():
-    """Does nothing: conversions are kept by the tensors that they are of."""
+    """Does nothing: each tensor keeps its own conversions."""
 
 
 def set_autocast_cache_enabled(enabled):
-    """Does nothing: conversions are kept by the tensors that they are of."""
+    """Does nothing: each tensor keeps its own conversions."""
 
 
 def to_dlpack(tensor):

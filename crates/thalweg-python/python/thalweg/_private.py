@@ -1,4 +1,4 @@
-"""Names of PyTorch's inside that libraries import. A module looks here for a name that it does not have."""
+"""Names from PyTorch's internals that libraries import. A module looks here for a name that it does not have."""
 
 import collections
 import copy
@@ -46,7 +46,7 @@ def _none_or_dtype(input):
 
 
 def _canonical_mask(mask, mask_name, other_type, other_name, target_type, check_other=True):
-    """Returns a mask as numbers that are added to scores: what is masked is minus infinity."""
+    """Returns a mask as numbers that are added to scores: minus infinity for masked keys."""
     if mask is None or mask.is_floating_point():
         return mask
     if mask.dtype is not _core.bool:
@@ -132,7 +132,7 @@ def _get_scalar_dtype(is_fused=None):
     return _core.float64 if _core.get_default_dtype() is _core.float64 and not is_fused else _core.float32
 
 
-def _kept(function=None, *args, **kwargs):
+def _unchanged(function=None, *args, **kwargs):
     """Returns the function unchanged, or a decorator that does so."""
     return function if function is not None else lambda given: given
 
@@ -172,7 +172,7 @@ def _is_open(*args, **kwargs):
     return False
 
 
-def _idle(*args, **kwargs):
+def _do_nothing(*args, **kwargs):
     """Does nothing."""
 
 
@@ -194,7 +194,7 @@ _OPTIMIZERS = {
     "_use_grad_for_differentiable": _use_grad_for_differentiable, "_get_value": _get_value, "_stack_if_compiling": _core.stack,
     "_default_to_fused_or_foreach": _default_to_fused_or_foreach, "_view_as_real": _view_as_real, "_get_scalar_dtype": _get_scalar_dtype,
     "_dispatch_sqrt": lambda x: x.sqrt() if isinstance(x, Tensor) else math.sqrt(x),
-    "_disable_dynamo_if_unsupported": _kept, "_to_scalar": _get_value, "StateDict": dict, "_device_dtype_check_for_fused": _idle,
+    "_disable_dynamo_if_unsupported": _unchanged, "_to_scalar": _get_value, "StateDict": dict, "_device_dtype_check_for_fused": _do_nothing,
     "_get_capturable_supported_devices": lambda supports_xla=True: ["cuda", "xpu", "hpu"]}
 NAMES = {
     "": {"_shape_as_tensor": _shape_as_tensor, "_convert_indices_from_coo_to_csr": _convert_indices_from_coo_to_csr,
@@ -218,7 +218,7 @@ NAMES = {
     "optim.optimizer": _OPTIMIZERS,
     **{f"optim.{name}": _OPTIMIZERS for name in ("adam", "adamw", "sgd", "adamax", "adadelta", "adagrad", "nadam", "radam", "rmsprop", "rprop", "asgd")},
     "amp.grad_scaler": {"OptState": OptState}, "amp.autocast_mode": {"_cast": _amp_cast},
-    "autograd": {"_profiler_enabled": _is_open, "_disable_profiler": _idle},
+    "autograd": {"_profiler_enabled": _is_open, "_disable_profiler": _do_nothing},
     "distributed": {name: _at("distributed", own) for name, own in (
         ("_all_gather_base", "all_gather_into_tensor"), ("_reduce_scatter_base", "reduce_scatter_tensor"))},
     "distributed.distributed_c10d": {"_pg_map": {}, "_resolve_process_group": _resolve_process_group},

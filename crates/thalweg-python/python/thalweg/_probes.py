@@ -1,5 +1,6 @@
-"""Names of PyTorch's inside by which libraries ask what runs around a call: a recording of a graph, a map, a mode. Nothing records or replaces operators from
-below here, so that most answers are constants. Also marks and settings without effect, which programs call at their start."""
+"""Names from PyTorch's internals by which libraries query whether a call is made inside of a recorded graph, a map or a
+mode. Nothing here records or replaces operators, so that most answers are constants. Also marks and settings without
+effect, which programs call at their start."""
 
 import contextlib
 
@@ -25,7 +26,7 @@ def _same(value, *args, **kwargs):
     return value
 
 
-def _kept(function=None, *args, **kwargs):
+def _unchanged(function=None, *args, **kwargs):
     """Returns the function unchanged, or a decorator that does so."""
     return function if function is not None else lambda given: given
 
@@ -137,5 +138,5 @@ NAMES = {
         "_AutoDispatchBelowAutograd": contextlib.nullcontext, "Generator": _core.Generator, "_VariableFunctions": _core,
         **dict.fromkeys(("_set_print_stack_traces_on_fatal_signal", "_jit_override_can_fuse_on_cpu", "_jit_override_can_fuse_on_gpu",
                          "_jit_set_texpr_fuser_enabled", "_jit_set_nvfuser_enabled", "_jit_set_bailout_depth", "_jit_set_fusion_strategy"), _none)},
-    "distributed.elastic.multiprocessing.errors": {"record": _kept},
+    "distributed.elastic.multiprocessing.errors": {"record": _unchanged},
 }

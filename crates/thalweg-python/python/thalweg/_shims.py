@@ -71,7 +71,7 @@ class SafeFile:
         return _core._from_bytes(self._file.read(end - first), entry["shape"], dtype, self._device)
 
     def get_tensors(self):
-        """Returns all tensors by their names."""
+        """Returns all tensors by name."""
         return {name: self.get_tensor(name) for name in self.keys()}
 
     def get_slice(self, name):

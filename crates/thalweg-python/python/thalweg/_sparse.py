@@ -11,7 +11,8 @@ _Off = _torch_functions.DisableTorchFunction
 
 
 class SparseTensor(Tensor):
-    """A tensor by the places and the values of its elements. The first dimensions are sparse, those of the values dense."""
+    """A tensor that is given by the indices and the values of its elements. The first dimensions are sparse, those of
+    the values dense."""
 
     def _take(self, other):
         return _write(self, other)
@@ -64,7 +65,7 @@ def _numbers(value, dtype=None, device=None):
 
 def sparse_coo_tensor(indices, values=None, size=None, *, dtype=None, device=None, pin_memory=False, requires_grad=False, check_invariants=None,
                       is_coalesced=None):
-    """Returns a sparse tensor by the places of its values, one row of `indices` for each dimension."""
+    """Returns a sparse tensor from the indices of its values, with one row of `indices` per dimension."""
     if values is None:
         size, dense = indices, _core.zeros([0], dtype=dtype, device=device)
         return _made(_core.zeros([len(size), 0], dtype=_core.int64, device=device), dense, size, True)
@@ -89,7 +90,7 @@ def _rows(counts, device):
 
 def sparse_csr_tensor(crow_indices, col_indices, values, size=None, *, dtype=None, device=None, pin_memory=False, requires_grad=False,
                       check_invariants=None):
-    """Returns a sparse matrix by the places where its rows begin, and the columns of its values."""
+    """Returns a sparse matrix from the positions at which its rows begin, and the columns of its values."""
     values = _numbers(values, dtype, device)
     crow, columns = (_numbers(value, _core.int64, values.device) for value in (crow_indices, col_indices))
     size = [crow.numel() - 1, int(columns.max().item()) + 1 if columns.numel() else 0] if size is None else size
@@ -98,7 +99,7 @@ def sparse_csr_tensor(crow_indices, col_indices, values, size=None, *, dtype=Non
 
 
 def sparse_csc_tensor(ccol_indices, row_indices, values, size=None, **options):
-    """Returns a sparse matrix by the places where its columns begin, and the rows of its values."""
+    """Returns a sparse matrix from the positions at which its columns begin, and the rows of its values."""
     turned = sparse_csr_tensor(ccol_indices, row_indices, values, None if size is None else list(size)[::-1], **options)
     return _made(turned._places.flip(0), turned._elements, list(turned.shape)[::-1], False)
 
@@ -128,7 +129,7 @@ def from_dense(x, sparse_dim=None):
 
 
 def _flat(x):
-    """Returns the place of each value among all sparse places, as one number."""
+    """Returns the index of each value among all sparse elements, as one number."""
     flat = _core.zeros([x._places.shape[1]], dtype=_core.int64, device=x._elements.device)
     for place, extent in zip(x._places.unbind(0), x.shape):
         flat = flat * extent + place
@@ -136,7 +137,7 @@ def _flat(x):
 
 
 def _coalesce(x):
-    """Returns the tensor with one value for each place, in order."""
+    """Returns the tensor with one value per index, sorted by index."""
     if x._coalesced:
         return x
     from ._functions import unique
@@ -188,7 +189,8 @@ def _values(function):
 
 
 def _with_values(function):
-    """Returns a function of the values as they are, also of several for one place."""
+    """Returns a function that applies another to the values of a sparse tensor, even if several values have the same
+    index."""
     def call(x, *args, **kwargs):
         return _made(x._places, function(x._elements, *args, **kwargs), x.shape, x._coalesced, x.__dict__["layout"])
     return call
@@ -228,7 +230,7 @@ def _add_(x, other, *, alpha=1):
 
 
 def _masked(x, mask):
-    """Returns the elements of a dense tensor at the places of a sparse one."""
+    """Returns the elements of a dense tensor at the indices of a sparse one."""
     if isinstance(x, SparseTensor):
         x = _to_dense(x)
     return _made(mask._places, x[tuple(mask._places.unbind(0))], mask.shape, mask._coalesced)
@@ -284,7 +286,7 @@ def _checked_indices(x):
 
 def _printed(x, *_, **__):
     def shown(name, value):
-        """Returns a part of the text, with its lines below one another."""
+        """Returns an attribute as `name=value`, with the later lines of the value indented."""
         return f"{name}={value!r}".replace("\n", "\n" + " " * (len(name) + 1))
     parts = [("indices", x._places), ("values", x._elements)] if not x.is_sparse_csr else [
         ("crow_indices", _crow(x)), ("col_indices", _coalesce(x)._places[1]), ("values", _coalesce(x)._elements)]

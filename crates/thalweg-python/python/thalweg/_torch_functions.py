@@ -75,13 +75,13 @@ class DisableTorchFunction(_Off):
 
 
 def _disabled_torch_function_impl(func, types, args=(), kwargs=None):
-    """Returns the result of the function. A class whose `__torch_function__` is this takes over nothing."""
+    """Returns the result of the function. A class whose `__torch_function__` is this overrides nothing."""
     with DisableTorchFunctionSubclass():
         return func(*args, **(kwargs or {}))
 
 
 def _disabled_torch_dispatch_impl(func, types, args=(), kwargs=None):
-    """Returns the result of the function. A class whose `__torch_dispatch__` is this takes over nothing."""
+    """Returns the result of the function. A class whose `__torch_dispatch__` is this overrides nothing."""
     return func(*args, **(kwargs or {}))
 
 
@@ -116,7 +116,8 @@ def _ordered(values):
 
 
 class _Again:
-    """A function that a mode receives while arguments or further modes override it: calling it asks them."""
+    """A function that a mode receives while arguments or further modes override it, too: calling it calls those
+    overrides."""
 
     def __init__(self, function):
         self._function = function
@@ -140,7 +141,7 @@ class _Again:
 
 
 def plain(function):
-    """Returns the function that a mode has received, without the wrapper that asks its arguments."""
+    """Returns the function that a mode has received, without the wrapper that calls the overrides of its arguments."""
     return function._function if isinstance(function, _Again) else function
 
 
@@ -191,7 +192,7 @@ def _receives_operators(kind):
 
 
 def _below(function, found, kinds, args, kwargs):
-    """Returns the result of a call whose arguments take over operators, and not functions."""
+    """Returns the result of a call whose arguments override operators, but not functions."""
     for kind in kinds:
         if _receives_operators(kind):
             from . import _dispatching
@@ -243,7 +244,7 @@ def _through_dispatch(cls, func, types, args=(), kwargs=None):
 
 
 def _init_subclass(cls, **options):
-    """Gives a subclass that overrides functions attributes that it overrides as well."""
+    """Makes the attributes of a subclass that overrides functions overridable, too."""
     super(Tensor, cls).__init_subclass__(**options)
     global _has_dispatch
     dispatch = getattr(cls, "__torch_dispatch__", None)
@@ -431,7 +432,8 @@ _NOT_OVERRIDABLE = {
 
 
 def _separate(args):
-    """Returns the arguments of `einsum` with each tensor an argument of its own: a class that takes over receives them so."""
+    """Returns the arguments of `einsum` with each tensor as a separate argument: classes that override functions
+    receive them in this form."""
     return (args[0], *args[1]) if len(args) == 2 and isinstance(args[0], str) and isinstance(args[1], (list, tuple)) else args
 
 
@@ -466,7 +468,7 @@ def _make_overridable(function):
 
 
 def register(plain):
-    """Registers the functions of this module with the extension, and the classes that take over nothing."""
+    """Registers the functions of this module with the extension, and the classes that override nothing."""
     values = (0, 0.0, None, False, "", 0j, b"", slice(None), ..., _core.float32, _core.preserve_format)
     _core._register_overrides(_called, _disabled_torch_function_impl, [
         *plain[:1], *map(type, values), *plain[1:], _core.device, _core.Generator])

@@ -14,7 +14,7 @@ local = _Local()
 
 
 class Map:
-    """A running `vmap`: the size of the mapped dimension, and what random functions do."""
+    """A running `vmap`: the size of the mapped dimension, and the behaviour of random functions."""
 
     def __init__(self, size, randomness):
         self.size, self.randomness, self.depth = size, randomness, None

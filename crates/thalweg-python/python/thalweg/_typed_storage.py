@@ -279,7 +279,7 @@ _classes = {}
 
 
 def classes(module, on_gpu):
-    """Returns the classes of a module, one for each dtype, by their names."""
+    """Returns the classes of a module, one for each dtype, by name."""
     if on_gpu not in _classes:
         _classes[on_gpu] = {
             name: _LegacyMeta(name, (_LegacyStorage,), {

@@ -108,7 +108,7 @@ class ExceptionWrapper:
         self.exc_msg = "".join(traceback.format_exception(kind, value, trace))
 
     def reraise(self):
-        """Raises the exception with the text of where it came from."""
+        """Raises the exception again, with the text of its original traceback."""
         text = f"Caught {self.exc_type.__name__} {self.where}.\nOriginal {self.exc_msg}"
         try:
             raised = self.exc_type(text)
@@ -125,7 +125,7 @@ def _element_size(dtype):
 
 
 def _set_obj_state(obj, state):
-    """Gives an object its attributes, from a dictionary or from that and one of slots."""
+    """Sets the attributes of an object, from a dictionary or from a pair of it and a dictionary of slots."""
     parts = state if isinstance(state, tuple) else (state,)
     for part in parts:
         for name, value in (part or {}).items():

@@ -1,5 +1,5 @@
-"""The check whether a replay of a function's work may take the place of a call: of the values that the function reads besides its
-arguments, and of its effects."""
+"""The check whether a replay may replace a call of a function: whether the values that the function reads besides its
+arguments are unchanged, and whether it has effects."""
 
 import builtins
 import dis
@@ -121,7 +121,7 @@ class Watch:
         self._settle()
 
     def _settle(self):
-        """Sorts what is watched into lists that are compared without a loop of Python."""
+        """Sorts the watched values into lists that are compared without a loop of Python."""
         containers = [*self._dicts, *self._lists]
         self._empty = [own for _, own, values in containers if not values]
         full = [(own, values) for _, own, values in containers if values]
@@ -169,7 +169,7 @@ class Watch:
         return "the memory of a tensor"
 
     def reach_code(self, code, space):
-        """Lists what code reads by its names in a module."""
+        """Lists the values that code reads by names of a module."""
         if id(code) in self._seen or _is_ours(code):
             return
         self._seen.add(id(code))
@@ -186,7 +186,8 @@ class Watch:
             self._attribute(space, word, word)
 
     def reach_contents(self, frame, outside):
-        """Lists what a function that is called inside of a frame reads by its cells, unless it was reached in another way."""
+        """Lists the values that a function which is called inside of a frame reads from its cells, unless it was
+        reached in a different way."""
         if id(frame.f_code) not in self._entered and not _is_standard(frame.f_code.co_filename):
             self._entered.add(id(frame.f_code))
             own = frame.f_locals
@@ -211,7 +212,7 @@ class Watch:
             self._reach(value, name)
 
     def _reach(self, value, name):
-        """Lists what can be reached from a value."""
+        """Lists the values that can be reached from a value."""
         if isinstance(value, _ATOMS) or id(value) in self._seen:
             return
         self._seen.add(id(value))

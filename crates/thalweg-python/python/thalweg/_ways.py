@@ -1,4 +1,4 @@
-"""The way in which compiled functions run: those that the host limits run as they are written.
+"""The choice of the way in which a compiled function runs: if the host limits its speed, it runs uncompiled.
 
 Fusing loops saves time of the GPU and takes time of the host. Where the GPU waits for the host, a step would take longer compiled than not. Both
 ways compute the same bits, so the faster one is found by trying: some calls of each, between two waits for the GPU. The functions that are called
@@ -22,7 +22,7 @@ _MOST_WARM, _MOST_OTHERS = 64, 64
 
 
 class Way:
-    """The way in which a function runs: compiled, as it is written, or not decided yet."""
+    """The way in which a function runs: compiled, uncompiled, or undecided yet."""
 
     __slots__ = ("compiles", "__weakref__")
 
@@ -60,7 +60,8 @@ class Trial:
         return self._leader() is way
 
     def joins(self, way):
-        """Returns whether a function takes part: one that was called since the leader's last call, if that may come again."""
+        """Adds a function to the trial, and returns whether it takes part. It does not if the leader is gone, or was
+        not called during many calls of other functions."""
         self._others += 1
         if self._leader() is None or self._others > _MOST_OTHERS:
             return False
@@ -92,7 +93,8 @@ class Trial:
         self._decide()
 
     def _is_warm(self):
-        """Returns whether the calls so far have planned everything that they need: the time of others says nothing."""
+        """Returns whether the earlier calls have planned everything that is needed. Until then, measured times are
+        meaningless."""
         programs = _core._compile_counters()[3]
         if programs != self._known and self._warmed < _MOST_WARM:
             self._known, self._calls = programs, 0

@@ -7,17 +7,17 @@ from . import _artifacts, _capturing, _compiling, _core
 from ._compiling import compile  # noqa: F401
 
 
-def _kept(fn=None, *args, **kwargs):
+def _unchanged(fn=None, *args, **kwargs):
     """Returns the function unchanged, or a decorator that does so."""
     return fn if fn is not None else lambda function: function
 
 
-allow_in_graph = assume_constant_result = disallow_in_graph = _kept
+allow_in_graph = assume_constant_result = disallow_in_graph = _unchanged
 
 
 def disable(fn=None, recursive=True, *, reason=None):
-    """Returns a function that runs uncompiled in compiled functions, too. Without `recursive`, the function is returned unchanged:
-    what it calls may be compiled."""
+    """Returns a function that runs uncompiled in compiled functions, too. Without `recursive`, the function is returned
+    unchanged: the functions that it calls may be compiled."""
     if fn is None:
         return lambda function: disable(function, recursive)
     return _compiling.excluded(fn) if recursive and hasattr(fn, "__code__") else fn
@@ -25,7 +25,7 @@ def disable(fn=None, recursive=True, *, reason=None):
 
 def nested_compile_region(fn=None, **options):
     """Returns the function unchanged."""
-    return _kept(fn)
+    return _unchanged(fn)
 
 
 def substitute_in_graph(original_fn, **options):
@@ -57,14 +57,15 @@ def reset():
 
 
 def save_cache_artifacts():
-    """Returns the machine code of all kernels that are kept, as bytes, and what is in them; None if there is none. The same kernels
-    give the same bytes. Programs are not in them: to plan one takes microseconds."""
+    """Returns the machine code of all stored kernels as bytes, and a description of the contents; None if there are
+    none. The same kernels give the same bytes. Programs are not included, because planning one takes microseconds."""
     return _artifacts.save()
 
 
 def load_cache_artifacts(serialized_artifacts):
-    """Keeps the machine code of kernels that `save_cache_artifacts` returned, on this machine or another one, and returns what was in
-    the bytes. A kernel is found by its source, its options, the architecture and the compiler."""
+    """Stores the machine code of kernels that `save_cache_artifacts` returned, on this machine or another one, and
+    returns a description of the contents. A kernel is found by its source, its options, the architecture and the
+    compiler."""
     return _artifacts.load(serialized_artifacts)
 
 
@@ -73,7 +74,7 @@ def cudagraph_mark_step_begin():
 
 
 def list_backends(exclude_tags=()):
-    """Returns the names that `torch.compile` takes as a backend: all but "eager" are the same one."""
+    """Returns the names that `torch.compile` takes as a backend: all except "eager" mean the same one."""
     return list(_compiling.BACKENDS)
 
 

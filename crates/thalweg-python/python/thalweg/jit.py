@@ -43,8 +43,8 @@ def script(obj=None, optimize=None, _frames_up=0, _rcb=None, example_inputs=None
 
 
 def trace(func=None, example_inputs=None, *, strict=True, check_trace=True, example_kwarg_inputs=None, **options):
-    """Returns a module that computes the graph of one call: the branches that this call takes, for arguments of all sizes. Parameters and buffers are those
-    of the traced module."""
+    """Returns a module that computes the graph of one call: the branches that this call takes, for arguments of all
+    sizes. It shares the parameters and buffers of the traced module."""
     from ._jit_traces import traced
     if func is None:
         return lambda function: trace(function, example_inputs, example_kwarg_inputs=example_kwarg_inputs)
@@ -92,12 +92,12 @@ def ignore(drop=False, **kwargs):
     return drop if callable(drop) else lambda function: function
 
 
-def _kept(fn):
+def _unchanged(fn):
     """Returns the function unchanged."""
     return fn
 
 
-unused = export = interface = _script_if_tracing = _overload = _overload_method = _kept
+unused = export = interface = _script_if_tracing = _overload = _overload_method = _unchanged
 
 
 def annotate(the_type, the_value):
@@ -183,7 +183,7 @@ _rest = rest(__name__)
 
 
 def fork(func, *args, **kwargs):
-    """Calls a function at once, and returns its result as a future. In a script, other threads would call it."""
+    """Calls a function immediately, and returns its result as a future. In a script, another thread would call it."""
     from .futures import Future
     made = Future()
     made.set_result(func(*args, **kwargs))

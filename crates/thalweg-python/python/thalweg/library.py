@@ -111,7 +111,7 @@ class CustomOpDef:
 
     @contextlib.contextmanager
     def set_kernel_enabled(self, device_type, enabled=True):
-        """A region in which the function for a kind of device is used, or not."""
+        """Returns a region in which the function for a kind of device is enabled or disabled."""
         key = _BACKENDS.get(device_type, device_type)
         former = self._kernels.get(key)
         if not enabled:
@@ -142,7 +142,7 @@ class _Overload(ops.OpOverload):
 
 @contextlib.contextmanager
 def _below(operator):
-    """A region in which a call of an operator goes to the functions for devices."""
+    """Returns a region in which a call of an operator goes to the functions for devices."""
     own = operator._kernels.pop("Autograd")
     try:
         yield
@@ -252,7 +252,7 @@ def _default(value):
 
 
 def _found(op):
-    """Returns an operator by its definition, its name or what `torch.ops` has."""
+    """Returns an operator by its definition, its name or its object in `torch.ops`."""
     if isinstance(op, CustomOpDef):
         return op
     if isinstance(op, _Overload):
@@ -346,7 +346,7 @@ class Library:
 
 @contextlib.contextmanager
 def _scoped_library(*args, **kwargs):
-    """A region with a group of operators, which are gone after it."""
+    """Returns a region with a group of operators, which are removed at its end."""
     made = Library(*args, **kwargs)
     try:
         yield made
@@ -355,8 +355,8 @@ def _scoped_library(*args, **kwargs):
 
 
 def define(qualname, schema=None, *, lib=None, tags=()):
-    """Defines an operator by its name and schema, or decorates the function that computes it. With a `Library` in the place of the name, the operator is
-    one of its namespace, and the function that is decorated computes it."""
+    """Defines an operator by its name and schema, or decorates the function that computes it. With a `Library` instead
+    of a name, the operator belongs to its namespace, and the decorated function computes it."""
     if isinstance(qualname, Library):
         name = qualname.define(schema, tags=tags)
         return lambda function: (qualname.impl(name, function, "CompositeExplicitAutograd"), function)[1]
@@ -391,7 +391,7 @@ class _Context:
 
 
 def get_ctx():
-    """Returns what a function that computes shapes may ask for."""
+    """Returns the object that a function which computes shapes may query."""
     return _Context()
 
 

@@ -24,7 +24,7 @@ _sends_values = False
 
 
 def send_values():
-    """Makes this process send tensors by value."""
+    """Makes this process send tensors by value instead of sharing their memory."""
     global _sends_values
     _sends_values = True
 

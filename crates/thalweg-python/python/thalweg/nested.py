@@ -50,7 +50,7 @@ class Rows:
         return self._lengths
 
     def places(self):
-        """Returns the place of each row in a padded tensor whose samples follow one another."""
+        """Returns the position of each row in a padded tensor, for samples that are stored one after another."""
         longest = max(self.lengths(), default=0)
         found = [sample * longest + row for sample, length in enumerate(self.lengths()) for row in range(length)]
         return _core.tensor(found, dtype=_core.int64, device=self.offsets.device), longest
@@ -120,7 +120,7 @@ def nested_tensor(tensor_list, *, dtype=None, layout=None, device=None, requires
 
 
 def nested_tensor_from_jagged(values, offsets=None, lengths=None, jagged_dim=None, min_seqlen=None, max_seqlen=None):
-    """Returns a nested tensor of values, by the places where samples begin or by their extents."""
+    """Returns a nested tensor of values, from the positions where samples begin or from their lengths."""
     if offsets is None and lengths is None:
         raise RuntimeError("nested_tensor_from_jagged(): At least one of offsets or lengths is required.")
     if offsets is not None and lengths is not None:

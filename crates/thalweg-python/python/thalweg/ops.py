@@ -214,7 +214,7 @@ def table():
 
 @functools.cache
 def _overloads():
-    """Returns the names with overload of the operators of the table, by their names."""
+    """Returns the names with overload of the operators of the table, by name."""
     found = {}
     for name in [entry["name"] for entry in table()] + [name for name in _core._operator_names() if "::" not in name]:
         found.setdefault(name.partition(".")[0], {})[name] = None

@@ -1,4 +1,4 @@
-"""Functions that objects take over (`torch.overrides`): subclasses, other classes with `__torch_function__`, and modes."""
+"""Overrides of functions (`torch.overrides`): by subclasses, by other classes with `__torch_function__`, and by modes."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ def handle_torch_function(public_api, relevant_args, *args, **kwargs):
 
 
 def _get_overloaded_args(relevant_args, get_type_fn=None):
-    """Returns the arguments that take over functions, in the order in which they are asked."""
+    """Returns the arguments that override functions, in the order in which their overrides are called."""
     return _torch_functions._ordered(_core._overriding(tuple(relevant_args), {}))
 
 
@@ -82,7 +82,7 @@ def get_default_nowrap_functions():
 
 
 def get_ignored_functions():
-    """Returns functions that cannot be taken over: those that have no tensors among their arguments."""
+    """Returns functions that cannot be overridden, because they have no tensors among their arguments."""
     import sys
     package = sys.modules[__package__]
     names = (
@@ -94,7 +94,7 @@ def get_ignored_functions():
 
 
 def get_overridable_functions():
-    """Returns the functions that can be taken over, by the namespace that they are in."""
+    """Returns the functions that can be overridden, by namespace."""
     import sys
     from .nn import functional
     package, ignored = sys.modules[__package__], get_ignored_functions()
@@ -108,7 +108,7 @@ def get_overridable_functions():
 
 
 def get_testing_overrides():
-    """Returns for each function that can be taken over one with any arguments that returns -1."""
+    """Returns, for each function that can be overridden, a function that accepts any arguments and returns -1."""
     return {function: lambda *args, **kwargs: -1 for functions in get_overridable_functions().values() for function in functions}
 
 
@@ -162,7 +162,7 @@ def _get_current_function_mode_stack():
 
 @contextlib.contextmanager
 def enable_reentrant_dispatch():
-    """Returns a region that changes nothing: modes receive the calls that they make to others."""
+    """Returns a region that changes nothing: a mode already receives the calls that its own functions make."""
     yield
 
 

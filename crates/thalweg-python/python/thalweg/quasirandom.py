@@ -97,7 +97,7 @@ class SobolEngine:
         return self.draw(2**m, out, dtype)
 
     def fast_forward(self, n):
-        """Leaves points out."""
+        """Skips points."""
         self.num_generated += n
         self.quasi = self._points(self.num_generated - 1, 1)[0] if self.num_generated else self.shift.clone()
         return self

@@ -40,7 +40,7 @@ def seed():
 
 @contextlib.contextmanager
 def fork_rng(devices=None, enabled=True, device_type="cuda"):
-    """A region after which the default generators of some devices, by default the current one, are restored to their former
+    """Returns a region after which the default generators of some devices, by default the current one, are restored to their former
     states."""
     if not enabled:
         yield

@@ -1,4 +1,4 @@
-"""Files in the format `safetensors`: tensors by their names, with metadata. Reading one never runs code."""
+"""Files in the format `safetensors`: tensors by name, with metadata. Reading one never runs code."""
 
 import os
 
@@ -21,17 +21,17 @@ def _checked(tensors, metadata):
 
 
 def save_file(tensors, filename, metadata=None):
-    """Writes tensors by their names to a path, with metadata. Blocks."""
+    """Writes tensors by name to a path, with metadata. Blocks."""
     _core._save_safetensors(*_checked(tensors, metadata), os.fspath(filename))
 
 
 def load_file(filename, device=None):
-    """Returns the tensors of a file by their names, on one device, by default the current one. Blocks."""
+    """Returns the tensors of a file by name, on one device, by default the current one. Blocks."""
     return _core._load_safetensors(os.fspath(filename), device)
 
 
 def save(tensors, metadata=None):
-    """Returns tensors by their names as the bytes of a file. Blocks."""
+    """Returns tensors by name as the bytes of a file. Blocks."""
     import tempfile
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tensors.safetensors")
@@ -41,7 +41,7 @@ def save(tensors, metadata=None):
 
 
 def load(data, device=None):
-    """Returns the tensors in the bytes of a file, by their names. Blocks."""
+    """Returns the tensors in the bytes of a file, by name. Blocks."""
     import tempfile
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tensors.safetensors")

@@ -41,17 +41,17 @@ class check_sparse_tensor_invariants:
 
     @staticmethod
     def is_enabled():
-        """Returns the switch."""
+        """Returns whether the check is enabled."""
         return check_sparse_tensor_invariants._is_on
 
     @staticmethod
     def enable():
-        """Sets the switch."""
+        """Enables the check."""
         check_sparse_tensor_invariants._is_on = True
 
     @staticmethod
     def disable():
-        """Unsets the switch."""
+        """Disables the check."""
         check_sparse_tensor_invariants._is_on = False
 
     def __enter__(self):

@@ -1,4 +1,4 @@
-"""The versions of the package and of what it is built for (`torch.version`)."""
+"""The versions of the package, and of the software that it is compatible with (`torch.version`)."""
 
 from . import _core
 from ._alias import VERSION, TorchVersion

@@ -30,7 +30,7 @@ _graph.Function = OnCpu
 
 
 def _attention_of_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    """Computes the CPU's attention by the decomposition of a GPU's, where that takes it."""
+    """Computes the CPU's attention by the decomposition of a GPU's attention, if that accepts the arguments."""
     made = _attention._efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)
     return attention_on_cpu(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale) if made is NotImplemented else made[:2]
 
@@ -52,7 +52,8 @@ def decompositions():
 
 
 def moved(gm):
-    """Moves the values of a graph to a GPU, with their strides. Numbers in the model stay on the CPU, and what is computed of them alone."""
+    """Moves the values of a graph to a GPU, with their strides. Numbers in the model, and values that are computed from
+    numbers alone, stay on the CPU."""
     for node in list(gm.graph.nodes):
         # Lists of numbers are on the device that the model is on.
         if node.target is aten.lift_fresh_copy.default and node.meta["val"].dim() > 0:

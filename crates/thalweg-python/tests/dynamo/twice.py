@@ -1,4 +1,4 @@
-"""A program whose graphs a second process finds in PyTorch's cache. It prints what was compiled, and a gradient."""
+"""A program whose graphs a second process finds in PyTorch's cache. It prints the compiled graphs, and a gradient."""
 
 import sys
 

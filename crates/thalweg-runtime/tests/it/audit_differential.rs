@@ -275,7 +275,7 @@ fn step(random: &mut Random, tame: bool, depth: usize) -> Step {
     }
 }
 
-/// Returns the code that the driver would have returned for a call that the runtime refused itself, so that the capture
+/// Returns the code that the driver would have returned for a call that the runtime refused without calling it, so that the capture
 /// continued.
 fn refused_before_the_driver(error: &Error) -> Option<Code> {
     let text = error.to_string();

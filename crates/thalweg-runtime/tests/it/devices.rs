@@ -1,4 +1,4 @@
-//! Devices by name and number, and the texts of their errors.
+//! Devices by name and number, and the messages of their errors.
 
 use thalweg_driver::FillPattern;
 use thalweg_memory::Settings;
@@ -86,7 +86,7 @@ fn mistakes_in_the_environment_are_errors() {
     assert!(child.status.success() && output.contains("1 passed"), "{output}");
 }
 
-/// Launches a kernel of the second device that reads memory of the first.
+/// Launches a kernel on the second device that reads memory of the first.
 fn read_from_afar(devices: &[Device], buffer: &Buffer) -> Result<()> {
     let there = Stream::new(&devices[1])?;
     let sum = Buffer::new(&there, 8)?;

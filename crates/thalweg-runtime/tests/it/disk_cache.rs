@@ -109,7 +109,7 @@ fn a_damaged_entry_is_not_there_and_is_built_again() {
     assert_eq!(read(&folder, &KEY), Some(image));
 }
 
-/// Returns an image whose bytes all identify the thread that wrote it, and whose length is its own.
+/// Returns an image whose bytes all identify the thread that wrote it. Its length also depends on the thread.
 fn image_of(writer: u8) -> Vec<u8> {
     vec![writer; 5000 + 100 * usize::from(writer)]
 }

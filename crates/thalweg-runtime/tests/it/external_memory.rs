@@ -8,7 +8,7 @@ use thalweg_runtime::{Buffer, Device, ExternalMemory, Label, ProcessMemory, Stre
 
 use crate::support::{Gate, device, read, sim};
 
-/// Another library's owner of memory: dropping it frees the memory.
+/// An owner of memory in another library: dropping it frees the memory.
 struct Owner {
     device: Device,
     pointer: thalweg_driver::DevicePointer,
@@ -52,7 +52,7 @@ fn it_is_used_where_it_lies_and_given_back_once() {
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
 }
 
-/// An owner that an allocator of its own has, which reuses memory in the order of a stream.
+/// An owner whose own allocator reuses memory in the order of a stream.
 struct Counted(Arc<AtomicUsize>);
 
 impl Drop for Counted {

@@ -7,7 +7,7 @@ use thalweg_sim::SimDriver;
 use crate::kernels::launch_sum;
 use crate::support::{Gate, buffer_of, read, sim, sim_in};
 
-/// An address that no allocation has.
+/// An address outside of all allocations.
 const WILD: DevicePointer = DevicePointer::new(1 << 20);
 
 fn expect_suspects(error: &Error, lines: &[u32]) {

@@ -45,7 +45,7 @@ fn copying(device: &Device, pool: &GraphPool, input: &Buffer) -> Result<(Graph, 
     })
 }
 
-/// Hands a graph's output out twice; in between another stream reads it.
+/// Passes a graph's output to its caller twice; in between, another stream reads it.
 fn write_twice(device: &Device, waits: bool) -> Result<()> {
     let (stream, reader) = (Stream::new(device)?, Stream::new(device)?);
     let _current = stream.make_current();

@@ -59,7 +59,7 @@ fn a_kernel_runs() {
     stream.synchronize().unwrap();
 }
 
-/// The launch is long enough that several threads share it where there are several.
+/// Checks a launch that is long enough for several host threads to share it.
 #[test]
 fn long_launches_give_what_short_ones_do() {
     const COUNT: usize = 1 << 20;

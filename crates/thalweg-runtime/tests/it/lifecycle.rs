@@ -410,7 +410,8 @@ fn a_command_costs_the_same_in_a_large_capture() {
     assert!(small < 8.0, "{small} calls per command");
 }
 
-/// Each pool takes memory, and addresses for more than the device has; a capture cannot make another pool release any.
+/// Checks that captures with pools of their own do not accumulate memory: each pool takes memory, and more addresses than the device
+/// has memory, and a capture cannot make another pool release any.
 #[test]
 fn captures_with_pools_of_their_own_do_not_gather_memory() {
     for settings in ["", "expandable_segments:False"] {

@@ -290,7 +290,7 @@ fn child_process_that_opens() {
     }
 }
 
-/// On a GPU both processes see both kinds of memory. The simulator returns `NotSupported` to the other process.
+/// On a GPU the other process can access both kinds of memory. On the simulator it gets `NotSupported`.
 #[test]
 fn another_process_opens_the_memory_of_a_gpu() {
     let device = device();

@@ -1,4 +1,4 @@
-//! The instrument itself: correct programs pass, each kind of mistake is found, and the report is small and reproducible.
+//! Tests of the race checker: correct programs pass, each kind of mistake is found, and the report is small and reproducible.
 
 use thalweg_driver::FillPattern;
 use thalweg_memory::PoolOptions;
@@ -337,7 +337,7 @@ fn a_pool_is_put_back_behind_the_uses_of_what_was_freed() {
     Check::new().seeds(0..50).run(program);
 }
 
-/// A program that a fault makes return early, while it holds memory whose use on another stream is not recorded yet.
+/// A fault makes a program return early, while it holds memory whose use on another stream is not recorded yet.
 #[test]
 fn what_an_injected_fault_leaves_unrecorded_is_no_alarm() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -488,7 +488,7 @@ fn an_order_only_check_computes_nothing_and_stops_early() {
     assert_eq!(kind(&failure), Some(FindingKind::Race), "{failure}");
 }
 
-/// The canary: if this mistake is not found, no result of the instrument can be trusted.
+/// Checks that the simplest mistake is found. Without this, no result of the race checker can be trusted.
 #[test]
 #[should_panic(expected = "THALWEG_SEED=")]
 fn the_canary_sings() {

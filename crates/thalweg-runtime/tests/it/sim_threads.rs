@@ -1,5 +1,5 @@
-//! Threads of the standard library under the instrument: how they are ordered, as far as that is visible, and the reports of
-//! other races.
+//! Threads of the standard library under the race checker: the order between them, as far as it is visible, and the reports of other
+//! races.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -22,7 +22,8 @@ fn finding(failure: &Failure) -> &Finding {
     }
 }
 
-/// Submits the work that one thread does and another relies on: seen complete on a stream that the other does not wait for.
+/// Submits work on one thread that another thread relies on. It was seen complete on a stream that the second thread's stream does
+/// not wait for.
 fn produce(side: &Stream, buffer: &Buffer) -> Result<()> {
     fill(side, buffer)?;
     side.synchronize()
@@ -66,8 +67,9 @@ fn two_threads_that_race_are_found() {
     assert_eq!(finding(&failure).kind, FindingKind::Race, "{failure}");
 }
 
-/// If one thread makes its first call when the other is done, it may have seen all that the other did, so a race is missed: that
-/// must be rare. (It is also missed if the schedule lets the younger end first: the older may have joined it.)
+/// If one thread makes its first call after the other has finished, it may have seen all that the other did, so the race is not
+/// reported. That must be rare. (The race is also missed if the schedule lets the younger thread end first, because the older may
+/// have joined it.)
 #[test]
 fn threads_that_race_are_found_under_most_seeds() {
     let check = |seed: u64| Check::new().seeds(seed..seed + 1).without_shrinking().deny_possible_races();

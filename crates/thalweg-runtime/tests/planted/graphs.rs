@@ -12,7 +12,7 @@ use thalweg_runtime::{CaptureMode, CaptureOptions, Graph, GraphPool, Result, Str
 
 use crate::world::{Held, INPUT, Mark, World, or_short_of_memory};
 
-/// A graph with what it writes and reads.
+/// A graph, with the memory that it writes and reads.
 struct Captured {
     graph: Graph,
     outputs: Vec<Held>,

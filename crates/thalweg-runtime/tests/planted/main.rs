@@ -18,10 +18,10 @@ use thalweg_runtime::sim::{Failure, Problem};
 
 /// The number of seeds within which a bug must show.
 const SEEDS: u64 = 100;
-/// The number of seeds that run without a bug.
+/// The number of seeds that run without a planted bug.
 const FEW_SEEDS: u64 = 5;
 
-/// The variable that is set if a bug may be planted.
+/// The environment variable that names the planted bug.
 const VARIABLE: &str = "THALWEG_PLANTED_BUG";
 
 fn main() -> ExitCode {

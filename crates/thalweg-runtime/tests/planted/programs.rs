@@ -95,8 +95,7 @@ fn buffers(gpu: &Gpu) -> Result<()> {
     (0..80).try_for_each(|_| world.step())
 }
 
-/// Buffers of few sizes are handed from stream to stream, and the host hardly ever waits: freed buffers are still in use
-/// elsewhere.
+/// Passes buffers of few sizes from stream to stream. The host hardly ever waits, so freed buffers are still in use elsewhere.
 fn hand_over(gpu: &Gpu) -> Result<()> {
     let mut world = world(gpu, 1)?;
     world.waits = false;
@@ -105,7 +104,7 @@ fn hand_over(gpu: &Gpu) -> Result<()> {
     (0..80).try_for_each(|_| world.step())
 }
 
-/// Handfuls of buffers, freed while they are in use.
+/// Frees groups of buffers while they are in use.
 fn waves(gpu: &Gpu) -> Result<()> {
     make_waves(world(gpu, 1)?)
 }
@@ -210,7 +209,7 @@ fn peers(gpu: &Gpu) -> Result<()> {
     (0..60).try_for_each(|_| world.step())
 }
 
-/// Uses two threads; buffers go from one to the other.
+/// Uses two threads that pass buffers to each other.
 fn threads(gpu: &Gpu) -> Result<()> {
     let (sender, receiver) = gpu.channel::<Held>();
     let (mut first, mut second) = (world(gpu, 1)?, world(gpu, 2)?);

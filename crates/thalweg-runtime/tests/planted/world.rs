@@ -328,7 +328,7 @@ impl World {
         Ok(())
     }
 
-    /// Gives a buffer another value.
+    /// Writes a new value to a buffer.
     pub fn rewrite(&mut self, held: Held) -> Result<Held> {
         let stream = self.any_stream();
         self.rewrite_on(&stream, held)

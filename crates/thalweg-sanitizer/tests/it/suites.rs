@@ -1,5 +1,5 @@
-//! The sanitizer over the existing suites: it changes no result, and its verdicts on the litmus programs are those that the
-//! programs declare.
+//! The sanitizer over the existing suites: it changes no result, and its verdicts on the litmus programs are those that the programs
+//! declare.
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ pub struct World {
     pub sim: Arc<SimDriver>,
     pub driver: Arc<SanitizerDriver>,
     function: FunctionHandle,
-    /// A kernel that touches the rows that its arguments name, and reports them.
+    /// A kernel that reports which rows it touches, as its arguments name them.
     rows: FunctionHandle,
     pub a: StreamHandle,
     pub b: StreamHandle,
@@ -33,7 +33,7 @@ pub const BYTES: u64 = 4096;
 /// The bytes of a row.
 pub const ROW: u64 = 64;
 
-/// Reports that it touches the rows that its arguments name.
+/// Reports the rows that the arguments name as touched.
 fn touch_rows(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let words: Vec<u64> =
         launch.arguments.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
@@ -87,7 +87,7 @@ impl World {
         }
     }
 
-    /// Submits work on rows of [`ROW`] bytes in a piece of memory of [`BYTES`] bytes; only its data names the rows.
+    /// Submits work on rows of [`ROW`] bytes in a block of [`BYTES`] bytes. Which rows it touches depends only on data.
     #[track_caller]
     pub fn touch_rows(
         &self,

@@ -22,13 +22,13 @@ use crate::machine::{Locked, Machine};
 
 impl Control {
     /// Returns whether all threads that run apart are asleep.
-    pub(crate) fn apart_is_asleep(&mut self, entering: &Entering) -> bool {
+    pub(crate) fn detached_are_asleep(&mut self, entering: &Entering) -> bool {
         let mut all = self.detached.iter_mut();
         all.all(|detached| detached.sighted.as_mut().is_some_and(|seen| seen.look(entering) != Alive::Awake))
     }
 
-    /// Adds a thread that will run apart. Returns its number.
-    fn set_apart(&mut self, label: Option<Label>) -> u64 {
+    /// Adds a thread whose work is not a host thread's turn (a detached thread). Returns its number.
+    fn add_detached(&mut self, label: Option<Label>) -> u64 {
         let number = self.detached.last().map_or(1, |last| last.number + 1);
         self.detached.push(DetachedThread { number, label, sighted: None });
         number
@@ -48,9 +48,9 @@ impl Control {
 
 impl<'a> Locked<'a> {
     /// Runs a host function on a thread of its own, or on this one if the system cannot start a thread.
-    pub(crate) fn run_apart(mut self, label: Label, job: Job) -> Self {
+    pub(crate) fn run_detached(mut self, label: Label, job: Job) -> Self {
         self.control().observe();
-        let number = self.control().set_apart(Some(label));
+        let number = self.control().add_detached(Some(label));
         let slot = Arc::new(Mutex::new(Some(job)));
         let (machine, own) = (Arc::clone(self.machine()), Arc::clone(&slot));
         let started = Builder::new().name("sim-host-function".to_owned()).spawn(move || {
@@ -82,7 +82,7 @@ impl Machine {
 
     /// Starts a thread that runs commands as long as this host thread makes no call.
     pub(crate) fn send_deputy(self: &Arc<Self>, mut locked: Locked<'_>, host: u32) {
-        let number = locked.control().set_apart(None);
+        let number = locked.control().add_detached(None);
         let machine = Arc::clone(self);
         let deputy = move || {
             let mut locked = machine.enter_apart();
@@ -114,7 +114,7 @@ impl Machine {
             let own = |detached: &DetachedThread| detached.sighted.as_ref().is_some_and(Sighted::is_here);
             let Some(control) = &mut locked.control else { return };
             let is_late = begin.elapsed() > PATIENCE;
-            if is_late || control.detached.iter().any(own) || control.apart_is_asleep(&self.entering) {
+            if is_late || control.detached.iter().any(own) || control.detached_are_asleep(&self.entering) {
                 return;
             }
             locked = locked.rest(None);

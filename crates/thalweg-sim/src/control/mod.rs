@@ -26,7 +26,7 @@
 //! ends during each of them. The ending threads cannot have been created since the run began, because those are seen as
 //! well as long as they live, and seeing one restarts the count. They are older ones, and host threads that have finished.
 //! Each of them ends once, so there must be as many as checks, and each must end within the few microseconds of a check,
-//! one `LOOK` after another. No program does that by chance, and one that does so on purpose gets a false deadlock. (On
+//! one `CHECK_INTERVAL` after another. No program does that by chance, and one that does so on purpose gets a false deadlock. (On
 //! Linux 6.18, with 300 threads ending at once, 8 of 24,000 checks missed a thread, and no two in a row.)
 //!
 //! # Polling
@@ -68,7 +68,7 @@ use super::schedules::{Schedule, Trace};
 
 /// The number of times that a host thread may check the same object, with nothing done in between, before it has to wait
 /// for something to be done.
-const FRUITLESS_LOOKS: u32 = 16;
+const FRUITLESS_CHECKS: u32 = 16;
 
 /// The number of checks that a `not ready` query counts as. Two such queries suffice to make a thread wait, and one query does
 /// not. A run can therefore include a program that queries twice and gives up.
@@ -85,7 +85,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// The number of decisions, after the arrival of a thread that was not introduced, that check for other threads on their way to
 /// their first call, and wait for a moment if there are any. As far as the machine can see, a thread that makes its first call
 /// after another thread has finished its work may know of that work.
-const ARRIVAL_LOOKS: u32 = 64;
+const ARRIVAL_CHECKS: u32 = 64;
 
 /// The least number of polls in that time for a livelock: a thread that sleeps in between is not busy.
 const LIVELOCK_POLLS: u32 = 1000;
@@ -191,7 +191,7 @@ pub(crate) struct Stall {
     busy_before: Duration,
 }
 
-/// A thread that runs apart.
+/// A detached thread, which runs a host function or commands and takes no turns of its own.
 pub(crate) struct DetachedThread {
     number: u64,
     /// The host function; `None` for a deputy.
@@ -352,7 +352,7 @@ impl Control {
     /// Adds the calling thread, which was not introduced. Returns its number.
     fn attach(&mut self) -> u32 {
         self.trace.is_controlled = false;
-        self.arrival_looks = ARRIVAL_LOOKS;
+        self.arrival_looks = ARRIVAL_CHECKS;
         let name = std::thread::current().name().unwrap_or("a thread without a name").to_owned();
         let mut host = Host::new(Cow::Owned(name), Phase::Running);
         host.bind();
@@ -428,7 +428,7 @@ impl Control {
         if let CallKind::Query(object) | CallKind::Look(object) = step {
             let progress = self.progress;
             let looks = &self.hosts[host as usize].looks;
-            let is_fruitless = looks.progress == progress && looks.count(object) >= FRUITLESS_LOOKS;
+            let is_fruitless = looks.progress == progress && looks.count(object) >= FRUITLESS_CHECKS;
             if is_fruitless {
                 self.observe();
                 return Wait::Progress(progress);
@@ -450,7 +450,7 @@ impl Control {
             Some((_, count)) => *count = count.saturating_add(weight),
             None => looks.counts.push((object, weight)),
         }
-        looks.count(object) >= FRUITLESS_LOOKS
+        looks.count(object) >= FRUITLESS_CHECKS
     }
 
     /// Returns whether another poll, with nothing left to be done, makes a livelock.

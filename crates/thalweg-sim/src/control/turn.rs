@@ -14,12 +14,12 @@ use crate::machine::{Locked, interrupted};
 use crate::refusal::CallResult;
 
 /// The time between two checks of other threads.
-const LOOK: Duration = Duration::from_micros(300);
+const CHECK_INTERVAL: Duration = Duration::from_micros(300);
 
 /// The number of consecutive checks that must find no thread outside of the driver that could continue, before a deadlock is
 /// declared. The system's list of threads may miss a thread while other threads end ([`control`](crate::control) explains why
 /// this number suffices).
-const DEADLOCK_LOOKS: u32 = 16;
+const DEADLOCK_CHECKS: u32 = 16;
 
 impl<'a> Locked<'a> {
     /// Waits, as a thread of the program, until `wait` is over and it is this thread's turn.
@@ -118,7 +118,7 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits until every other host thread is parked, asleep or gone, and so are the threads that run apart.
+    /// Waits until every other host thread is parked, asleep or gone, and so are the detached threads.
     fn quiesce(mut self, me: u32) -> Self {
         let mut host = 0;
         loop {
@@ -126,7 +126,7 @@ impl<'a> Locked<'a> {
             let control = self.control();
             let is_settled = if (host as usize) < control.hosts.len() {
                 host == me || !control.host(host).is_running() || control.is_asleep(host, entering)
-            } else if control.apart_is_asleep(entering) && !control.awaits_newcomer() {
+            } else if control.detached_are_asleep(entering) && !control.awaits_newcomer() {
                 return self;
             } else {
                 false
@@ -149,7 +149,7 @@ impl<'a> Locked<'a> {
             let is_work_outside = !control.detached.is_empty() || control.hosts.iter().any(Host::is_running);
             let may_change = is_work_outside || !control.trace.is_controlled || control.has_newcomer();
             looks = if may_change { 0 } else { looks + 1 };
-            if looks == DEADLOCK_LOOKS || begin.elapsed() > PATIENCE {
+            if looks == DEADLOCK_CHECKS || begin.elapsed() > PATIENCE {
                 self.declare_stuck("deadlock: no host thread can go on and no command is ready. ");
                 return self;
             }
@@ -168,7 +168,7 @@ impl<'a> Locked<'a> {
     /// Leaves the critical section for a moment, or until another thread wakes this host thread.
     pub(crate) fn rest(mut self, me: Option<u32>) -> Self {
         let wake = me.map_or_else(Arc::default, |me| Arc::clone(&self.control().host(me).wake));
-        self.sleep_on(&wake, LOOK)
+        self.sleep_on(&wake, CHECK_INTERVAL)
     }
 
     /// Runs a command that the schedule has chosen, on this thread. A host function gets a thread of its own.
@@ -179,7 +179,7 @@ impl<'a> Locked<'a> {
         state.control().trace.ran(label, actor, number);
         let job = state.executor.take_chosen(index, &state.memory);
         if job.is_host_function() {
-            return self.run_apart(label, job);
+            return self.run_detached(label, job);
         }
         let state = &mut *self;
         if let Start::Run(resolved) = &job.start {

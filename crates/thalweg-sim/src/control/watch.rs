@@ -14,10 +14,10 @@ use super::{Host, Stall};
 use crate::machine::{Locked, Machine};
 
 /// The time between two checks.
-const LOOK: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The number of checks without a machine after which the thread ends.
-const IDLE_LOOKS: u32 = 200;
+const IDLE_CHECKS: u32 = 200;
 
 /// The processor time that a thread may spend between two calls before it counts as waiting there. If a program computes
 /// for longer, the only effect is that its schedule no longer depends only on the seed.
@@ -25,7 +25,7 @@ const SPINNING: Duration = Duration::from_millis(200);
 
 /// The number of consecutive checks in which a thread with the turn must nearly always be seen asleep before it counts as
 /// asleep.
-const SLEEPING_LOOKS: u32 = 20;
+const SLEEPING_CHECKS: u32 = 20;
 
 /// The time that a run has to end after it was ended.
 const GRACE: Duration = Duration::from_secs(2);
@@ -57,12 +57,12 @@ pub(crate) fn watch(machine: &Arc<Machine>) {
 fn run() {
     let mut idle_looks = 0;
     loop {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
         let mut watch = lock();
         watch.machines.retain(|machine| machine.strong_count() > 0);
         let machines = watch.machines.clone();
         idle_looks = if machines.is_empty() { idle_looks + 1 } else { 0 };
-        if idle_looks > IDLE_LOOKS {
+        if idle_looks > IDLE_CHECKS {
             watch.is_running = false;
             return;
         }
@@ -124,7 +124,7 @@ impl Locked<'_> {
         }
         stall.looks += 1;
         stall.asleep_looks += u32::from(is_asleep);
-        let is_sleeping = stall.looks > SLEEPING_LOOKS && stall.asleep_looks * 10 >= stall.looks * 9;
+        let is_sleeping = stall.looks > SLEEPING_CHECKS && stall.asleep_looks * 10 >= stall.looks * 9;
         let is_spinning = busy.saturating_sub(stall.busy_before) >= SPINNING;
         if !is_sleeping && !is_spinning {
             return None;

@@ -13,9 +13,9 @@ pub(crate) enum Point {
 
 const POINTS: usize = 4;
 
-/// A refusal, and the point at which it strikes.
+/// A planned fault: a refusal, and the call or command that is refused.
 #[derive(Debug)]
-pub(crate) struct Strike {
+pub(crate) struct PlannedFault {
     pub(crate) point: Point,
     /// The number of times that the run passes the point before that.
     pub(crate) number: u64,
@@ -25,15 +25,15 @@ pub(crate) struct Strike {
 /// The refusals that have not struck yet, and the progress of the run.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    planned: Vec<Strike>,
+    planned: Vec<PlannedFault>,
     passed: [u64; POINTS],
     struck: u64,
 }
 
 impl Faults {
     /// Plans these refusals, replacing those that were planned before; counting begins anew.
-    pub(crate) fn plan(&mut self, strikes: impl IntoIterator<Item = Strike>) {
-        *self = Self { planned: strikes.into_iter().collect(), ..Self::default() };
+    pub(crate) fn plan(&mut self, faults: impl IntoIterator<Item = PlannedFault>) {
+        *self = Self { planned: faults.into_iter().collect(), ..Self::default() };
     }
 
     /// Returns how many have struck.

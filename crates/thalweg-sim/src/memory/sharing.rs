@@ -248,7 +248,7 @@ impl Memory {
         self.plain_pieces(opened.origin).map(|(_, pieces)| pieces)
     }
 
-    /// Unmaps what `opened_pieces` found, under the same lock.
+    /// Unmaps the pieces that `opened_pieces` found, under the same lock.
     pub(crate) fn ipc_close(&mut self, address: u64) {
         let Opened { bytes, .. } = self.opened.remove(&address).expect("opened_pieces found it");
         self.remove_spans(address, bytes);

@@ -39,7 +39,7 @@ impl fmt::Display for Deviation {
     }
 }
 
-/// A run: its choices, and a hash of what happened.
+/// A run: its choices, and a hash of its events.
 ///
 /// Two runs with the same choices have the same hash, unless something outside of the machine decided as well (a thread
 /// that it does not know, the time, an address of the host).

@@ -227,7 +227,7 @@ fn unknown_threads_are_served_and_the_trace_says_so() {
     assert!(!driver.trace().unwrap().is_controlled);
 }
 
-/// The system's list of threads is read while all threads that are older than the run end.
+/// Checks that a thread which has not called yet does not count as a deadlock if the other threads end while the simulator reads the system's list of threads.
 #[test]
 fn a_thread_that_has_not_called_yet_is_no_deadlock_while_others_end() {
     for round in 0..20 {

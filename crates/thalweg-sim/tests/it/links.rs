@@ -1,4 +1,4 @@
-//! Links that take time, and links that stall.
+//! Machines on which links between ranks take time, or stop.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const FOR_EVER: Link = Link::Timed { latency: Duration::from_secs(1 << 20), byte
 
 const SHORT: Link = Link::Timed { latency: Duration::from_millis(2), bytes_per_second: 1 << 20 };
 
-/// A message of four elements.
+/// Returns a message of four elements.
 fn message(world: &World<SimDriver>, from: u32, to: u32) -> [Collective; 2] {
     [
         world.part(from as usize, CollectiveOperation::Send { peer: to }, F32, 4),
@@ -23,8 +23,8 @@ fn message(world: &World<SimDriver>, from: u32, to: u32) -> [Collective; 2] {
     ]
 }
 
-/// Writes numbers to the ranks' memory, sums them, and returns the sums.
-fn give(world: &World<SimDriver>) -> Vec<u8> {
+/// Writes numbers to the memory of all ranks, sums them by a collective, and returns the sums.
+fn sums_over_ranks(world: &World<SimDriver>) -> Vec<u8> {
     let inputs: Vec<Vec<f64>> = (0..RANKS).map(|rank| values(rank, 4, 3)).collect();
     for (rank, input) in inputs.iter().enumerate() {
         world.write(rank, world.send[rank], &encode_all(F32, input));
@@ -58,7 +58,7 @@ fn what_is_slow_comes_in_the_end() {
         world.driver.set_link(pair, SHORT).unwrap();
     }
     for _ in 0..3 {
-        let wanted = give(&world);
+        let wanted = sums_over_ranks(&world);
         world.driver.collectives_async(&world.all(SUM, F32, 4)).unwrap();
         has_sums(&world, &wanted);
     }
@@ -69,13 +69,13 @@ fn what_is_slow_comes_in_the_end() {
 #[test]
 fn a_stall_lasts_until_the_link_is_set_anew() {
     for world in [fast(), controlled(Late::new(1)), controlled(Random::new(5))] {
-        let wanted = give(&world);
+        let wanted = sums_over_ranks(&world);
         // This link is not on the ring of four.
         world.driver.set_link([0, 2], Link::Stalled).unwrap();
         world.driver.collectives_async(&world.all(SUM, F32, 4)).unwrap();
         has_sums(&world, &wanted);
         world.driver.set_link([3, 2], Link::Stalled).unwrap();
-        let wanted = give(&world);
+        let wanted = sums_over_ranks(&world);
         let event = world.driver.event_create(0, EventFlags::default()).unwrap();
         world.driver.collectives_async(&world.all(SUM, F32, 4)).unwrap();
         world.driver.event_record(event, world.streams[0]).unwrap();

@@ -110,8 +110,8 @@ fn small_machines_replay() {
     driver.graph_exec_destroy(executable).unwrap();
 }
 
-/// A copy to the host comes after a collective that the other rank joins only once the copy's wait was refused: the command
-/// is still queued, and runs then.
+/// A copy to the host is queued after a collective, which the other rank joins only after the caller's wait for the copy was refused.
+/// The command is still queued then, and runs later without its target.
 #[test]
 fn small_machines_copy_nothing_to_a_caller_that_was_refused() {
     let driver = SimDriver::controlled(SimConfig { devices: 2, ..CONFIG() }, Box::new(Late::new(0))).unwrap();

@@ -351,7 +351,7 @@ impl<R: Read> Machine<'_, R> {
         self.marks.pop().ok_or_else(|| self.error("takes the values above a mark, and there is none"))
     }
 
-    /// Returns a length of `bytes` bytes.
+    /// Reads a length that is stored in `bytes` bytes.
     fn length(&mut self, bytes: usize) -> ReadResult<u64> {
         let mut wide = [0; 8];
         wide[..bytes].copy_from_slice(self.source.take(bytes as u64)?);

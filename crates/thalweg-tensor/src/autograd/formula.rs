@@ -32,8 +32,8 @@ pub struct Formula {
     pub backward: fn(&GradientCall<'_>) -> Result<Gradients>,
 }
 
-/// The operators whose gradient reads no tensor here, and the input in PyTorch, which keeps it. A second pass through their nodes is
-/// refused, as there.
+/// The operators whose gradient reads no tensor here, each with the input that PyTorch's gradient keeps. A second pass through their
+/// nodes is refused, as in PyTorch.
 const KEPT_IN_PYTORCH: [&str; 7] = [
     "avg_pool2d",
     "avg_pool3d",
@@ -245,8 +245,8 @@ impl GradientCall<'_> {
         Ok(gradients)
     }
 
-    /// Returns the gradients of the call as those of operators that computed the results of `outputs` again, from its tensors
-    /// `inputs`, so that they can be differentiated themselves.
+    /// Returns the gradients of the call in a form that can be differentiated: operators compute the results of `outputs` again from
+    /// the call's tensors `inputs`, and their gradients are returned.
     pub fn recorded(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Gradients> {
         let of_outputs =
             (0..outputs.len()).map(|at| self.gradient_of(at).map(Some)).collect::<Result<Vec<_>>>()?;

@@ -7,9 +7,9 @@ use thalweg_derive::in_call;
 use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
-use super::apart::edge_apart;
 use super::leaf::Accumulate;
 use super::meta::{AutogradMeta, ViewOf};
+use super::redirected::redirected_edge;
 use super::region::region_edge;
 use super::{Edge, Node, is_inference_mode_enabled};
 use crate::tensor::Tensor;
@@ -117,7 +117,7 @@ impl Tensor {
         if !meta.requires_grad.load(Ordering::Acquire) {
             return None;
         }
-        if let Some(edge) = edge_apart(self) {
+        if let Some(edge) = redirected_edge(self) {
             return Some(edge);
         }
         let slot = meta.accumulator.get_or_init(Mutex::default);

@@ -53,7 +53,6 @@
 //! [`Tensor::retain_grad`]: crate::Tensor::retain_grad
 
 mod anomaly;
-mod apart;
 mod backward;
 mod checkpoint;
 mod edge;
@@ -73,6 +72,7 @@ mod options;
 mod origin;
 mod pass;
 mod record;
+mod redirected;
 mod region;
 mod request;
 mod saved;
@@ -80,7 +80,6 @@ mod saved;
 pub use anomaly::{
     detect_anomaly, is_anomaly_check_nan_enabled, is_anomaly_enabled, set_anomaly_enabled, set_detect_anomaly,
 };
-pub(crate) use apart::with_leaves_apart;
 pub use backward::{gradients, gradients_with, reached};
 pub use checkpoint::{CheckpointOptions, Explain, checkpoint, checkpoint_with};
 pub use edge::{Backpropagation, run_backward};
@@ -102,6 +101,7 @@ pub use origin::set_stack_source;
 pub use pass::{at_end as at_pass_end, number as pass_number, queue_callback, will_run};
 pub(crate) use record::record;
 pub use record::{record_function, record_function_of_any};
+pub(crate) use redirected::with_redirected_leaves;
 pub(crate) use region::Region;
 pub use request::Request;
 pub(crate) use saved::freed;

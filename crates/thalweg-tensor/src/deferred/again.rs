@@ -26,7 +26,7 @@ const LEAST_BYTES: u64 = 1 << 20;
 /// The most loops that compute a result again.
 const MOST_LOOPS: usize = 4;
 
-/// The share of a result's bytes that are kept for its sake.
+/// The memory that may be kept only to compute a result again, as a divisor of the result's bytes.
 const SMALL_SHARE: u64 = 16;
 
 /// A loop of a recipe.
@@ -63,11 +63,11 @@ pub(super) struct Recipe {
 /// A stored result with its recipe.
 pub(super) struct Candidate {
     storage: Weak<Storage>,
-    /// The number of writes when it was stored: what was written since is not in the recipe.
+    /// The number of writes to the result when it was stored. The recipe does not cover later writes.
     writes: u32,
     stream: Stream,
     recipe: Recipe,
-    /// The addresses of the result and of what its loops read.
+    /// The addresses of the result and of the memory that its loops read.
     memory: SmallVec<[Range<u64>; 4]>,
 }
 
@@ -129,7 +129,7 @@ impl Recipes<'_> {
         (kept_bytes <= bytes(memory) / SMALL_SHARE).then_some(Recipe { steps, result: memory as usize })
     }
 
-    /// Lists the loops that compute a memory, and those of what they read as far as that is not kept.
+    /// Lists the loops that compute the content of a memory, and those that compute what these loops read, unless that is kept.
     fn collect(&self, memory: u32, loops: &mut Vec<usize>) -> Option<()> {
         let mut writers = (0..self.taken.loops.len()).filter(|&number| self.writes(number, memory));
         let writer = writers.next()?;
@@ -181,7 +181,7 @@ impl Recipes<'_> {
 }
 
 impl Recipe {
-    /// Returns the loops, which write `result`; `None` if what they read is not there, or was written since.
+    /// Returns the loops, which write `result`; `None` if memory that they read no longer exists, or was written since.
     fn deferrals(&self, result: &Arc<Storage>, stream: &Stream) -> Option<Vec<Deferral>> {
         let mut made: Vec<(usize, Arc<Storage>)> = vec![(self.result, Arc::clone(result))];
         let mut deferrals = Vec::new();
@@ -322,8 +322,8 @@ pub(super) fn keep_all() {
     CANDIDATES.with_borrow_mut(Vec::clear);
 }
 
-/// Keeps the results that a command writes over, or whose loops read what it writes. An operator may write memory that no tensor of
-/// the program is yet: its kernels complete a result which a loop began.
+/// Stores the results that a command overwrites, or whose loops read memory that it overwrites. A command may also write memory that
+/// does not belong to a tensor of the program yet, when a kernel completes a result that a loop began.
 pub(super) fn keep_written(accesses: &[Access]) {
     let is_written = |own: &Range<u64>| {
         let meets = |access: &Access| access.start < own.end && own.start < access.start + access.bytes;
@@ -353,7 +353,7 @@ pub(super) fn forget_saved(window: &Window, is_end: bool) {
 }
 
 impl Candidate {
-    /// Returns the result with the addresses of its memory and of what its loops read; `None` if one of them is gone.
+    /// Returns the result with the addresses of its memory and of the memory that its loops read; `None` if one of them is gone.
     fn placed(mut self) -> Option<Self> {
         let kept =
             (self.recipe.steps.iter().flat_map(|step| &step.inputs)).filter_map(|source| match source {

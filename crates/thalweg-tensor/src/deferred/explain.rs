@@ -1,4 +1,4 @@
-//! The explanation of segments: what became one kernel, why other loops did not, and where memory is.
+//! The explanation of segments: which loops became one kernel, why others did not, and where memory is.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -10,7 +10,7 @@ use thalweg_execute::{Kept, Lowered, alignment_of, execute, to_runtime_error};
 use thalweg_ops::lower::{LaunchNumbers, LoopLaunch, Steps};
 use thalweg_runtime::{Device, DevicePointer, Label, Result, Stream};
 
-/// A launch on a device without its numbers, with what is kept for loops that run by themselves.
+/// A launch on a device without its numbers, with the prepared launch that is used if the loop runs alone.
 #[derive(Debug)]
 pub(crate) struct SharedLaunch {
     pub(super) launch: Arc<LoopLaunch>,

@@ -58,7 +58,7 @@ thread_local! {
     static COUNTERS: Cell<Counters> = const { Cell::new(Counters::NONE) };
 }
 
-/// Counts of what the compiled functions of a thread did.
+/// Counts of the work of a thread's compiled functions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// The loops that waited.
@@ -92,7 +92,7 @@ impl Counters {
     };
 }
 
-/// Returns what compiled functions of this thread did so far.
+/// Returns counts of the work of this thread's compiled functions so far.
 pub(crate) fn counters() -> Counters {
     COUNTERS.get()
 }
@@ -136,7 +136,7 @@ impl Region {
         Ok(Self { former: DEPTH.replace(0), _not_send: PhantomData })
     }
 
-    /// Ends the region, and queues what it deferred if it is the outermost one.
+    /// Ends the region. If it is the outermost one, queues the work that it deferred.
     pub fn end(self) -> Result<()> {
         match self.former {
             0 => queue_at_end(),
@@ -145,13 +145,13 @@ impl Region {
     }
 }
 
-/// Queues what the outermost region deferred.
+/// Queues the work that the outermost region deferred.
 fn queue_at_end() -> Result<()> {
     let window = window();
     again::forget_saved(&window, true);
     await_commands(&window);
     ENDS.set(true);
-    let queued = queue_deferred(Label::here("end of a compiled region"));
+    let queued = queue_deferred(Label::here("the end of a compiled region"));
     ENDS.set(false);
     queued
 }

@@ -21,8 +21,8 @@ const MOST_LOOPS: usize = 64;
 /// The most loops that wait to compute something again.
 const MOST_AGAIN: usize = 512;
 
-/// The most memory that loops hold while other commands are queued, by that of their results. More than once, since the gradients of
-/// several products that are added to one may then wait for the loop that adds them all.
+/// The most memory that waiting loops hold while other commands are queued, as a multiple of the memory of their results. It is more
+/// than 1 because the gradients of several products whose sum is one gradient may then wait for the loop that adds them all.
 const MOST_MEMORY: i64 = 2;
 
 /// The first element of an operand: a storage, and an offset in bytes.
@@ -57,7 +57,7 @@ pub(super) enum Known {
 }
 
 impl Known {
-    /// Returns the memory for loops that are taken, while others may use it, too.
+    /// Returns a second reference to the memory of loops that are removed, because other loops may use it, too.
     fn again(&self) -> Self {
         match self {
             Self::Existing { holder, pointer, bytes } => Self::Existing {
@@ -79,7 +79,7 @@ pub(super) struct Waiting {
     pub outputs: SmallVec<[Operand; 2]>,
     /// Whether it has waited while a command of another kind was queued.
     has_let_pass: bool,
-    /// Whether it computes again what was forgotten, or what is not stored at all.
+    /// Whether the loop computes again a result that was forgotten, or one that is not stored at all.
     is_again: bool,
 }
 
@@ -333,7 +333,7 @@ impl Waiters {
         memory
     }
 
-    /// Makes the operands of a loop one family, with the loops that read what it writes.
+    /// Makes the operands of a loop one family, together with the loops that read its results.
     fn unite(&mut self, waiting: &Waiting) {
         let result = waiting.outputs[0].memory;
         let family = self.family(result);
@@ -354,7 +354,7 @@ impl Waiters {
         }
     }
 
-    /// Returns the families of loops that read what loops of a family read to compute something again.
+    /// Returns the families of loops that compute something again and read the same memory as such loops of this family.
     fn siblings(&self, family: u32) -> SmallVec<[u32; 8]> {
         let is_read_by_both = |used: &Used| used.readers.iter().any(|&reader| self.family(reader) == family);
         self.all().filter(|(_, used)| is_read_by_both(used)).map(|(memory, _)| self.family(memory)).collect()
@@ -378,8 +378,8 @@ impl Waiters {
         families
     }
 
-    /// Returns whether families that hold too much memory are looked for: before the first command after a loop was added, and once in
-    /// eight commands, since memory may have no other holder any more.
+    /// Returns whether to search for families that hold too much memory: before the first command after a loop was added, and once in
+    /// eight commands, since other holders of the memory may have released it.
     fn looks_for_greedy(&mut self) -> bool {
         self.commands = self.commands.wrapping_add(1);
         self.loops.len() > self.again && self.fresh > 0 || self.commands.is_multiple_of(8)

@@ -300,7 +300,8 @@ impl Operator {
         self.parameters.iter().map(|(_, default)| default.as_ref())
     }
 
-    /// Returns what a built-in operator computes, in sentences; of a part of others, or one that was defined elsewhere, nothing.
+    /// Returns the documentation of a built-in operator, in sentences; an empty text for a part of other operators, and for operators
+    /// that were defined elsewhere.
     pub fn documentation(&self) -> &'static str {
         self.doc
     }

@@ -53,7 +53,7 @@ pub(crate) fn offer_to_function(target: &Tensor) -> Option<Offer> {
     is_free(target, &[]).then(|| Offer::new(target, false, false))
 }
 
-/// Runs an operator over a result of another one that nothing reads afterwards: what reads it may write over it.
+/// Runs an operator on a result of another operator that nothing reads afterwards, so that its kernels may overwrite it.
 pub(crate) fn over<R>(x: &Tensor, run: impl FnOnce(&Tensor) -> R) -> R {
     match is_free(x, &[]) {
         true => also_offered(Offer::new(x, true, false), || run(x)),

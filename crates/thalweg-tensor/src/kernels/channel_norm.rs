@@ -105,7 +105,7 @@ fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
     asked.gradients()
 }
 
-/// The gradients of a normalization that are asked for, and what they are computed from.
+/// The requested gradients of a normalization, and the tensors that they are computed from.
 pub(crate) struct Asked<'a> {
     /// The groups of channels of each instance; 0 are statistics of the batch.
     pub groups: i64,

@@ -68,7 +68,8 @@ impl Flags {
         self.launch(kernel, [None, None, Some(result)])
     }
 
-    /// Returns for each flag the number of set ones up to it, less one; with an order, at the places that it contains.
+    /// Writes the rank of each element: the number of set flags up to and including its own, minus 1. With an order, the rank of each
+    /// element is written at the position that the order contains for it.
     pub(crate) fn ranks(&self, order: Option<&Tensor>) -> Result<Tensor> {
         let stream = self.flags.device().current_stream();
         let result = Tensor::empty_on(&[self.flags.elements()], DType::I64, &stream, self.label)?;
@@ -136,7 +137,8 @@ impl Selection {
         Ok(result)
     }
 
-    /// Returns for each flag the number of set ones up to it, less one; with an order, at the places that it contains.
+    /// Writes the rank of each element: the number of set flags up to and including its own, minus 1. With an order, the rank of each
+    /// element is written at the position that the order contains for it.
     pub(crate) fn ranks(&self, order: Option<&Tensor>) -> Result<Tensor> {
         self.flags.ranks(order)
     }

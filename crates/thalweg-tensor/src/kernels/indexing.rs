@@ -116,8 +116,8 @@ fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 
     ))
 }
 
-/// Reports indices that are not from 0 on below an extent, nor the one that is allowed besides. Returns one element, which nothing is
-/// written to.
+/// Reports indices outside of 0 up to an extent (exclusive), except for the one additional index that is allowed. Returns one
+/// element, which nothing is written to.
 pub(crate) fn index_check(call: &Call<'_>) -> Result<Tensors> {
     let index = call.tensor(0);
     refuse_if!(index.dtype() != DType::I64, "the indices are {}, not int64", index.dtype());
@@ -252,7 +252,8 @@ enum Target<'a> {
 /// compared with reading such rows, and sums repeat their bits.
 const FEWEST_COLUMNS: u64 = 16;
 
-/// The most rows, all of which may have one index, that are combined by one launch: this one takes as long as the index of the most rows.
+/// The most rows, possibly all with the same index, that one launch combines. Such a launch takes as long as the index with the most
+/// rows.
 const FEW_ROWS: u64 = 4096;
 
 /// The number of elements of a result for each element that is added, from which on sums of 16 bits are rounded at each addition.

@@ -108,7 +108,7 @@ fn run(call: &Call<'_>, backward: bool) -> Result<Tensors> {
     Ok(Tensors::from_iter([result]))
 }
 
-/// Returns whether the places of a plane, counted from its first element, do not have numbers of 32 bits.
+/// Returns whether positions in a plane, counted from its first element, may not fit in 32 bits.
 fn is_wide(planes: &Tensor) -> bool {
     let axes = planes.shape()[2..].iter().zip(&planes.layout().strides()[2..]);
     axes.map(|(extent, stride)| extent.saturating_sub(1) * stride).sum::<usize>() >= 1 << 32

@@ -82,9 +82,9 @@ impl LoopBackward {
         Ok(plans)
     }
 
-    /// Adds the launches that compute sums of `missing` gradients and what shares a launch with them, which is missing no more. Leaves out
-    /// gradients that are sums of gradients passed on, unless others are summed over the same dimensions. Adds none if gradients of
-    /// gradients are recorded.
+    /// Adds the launches that compute sums among the `missing` gradients, together with gradients that can share a launch with them,
+    /// and removes these from `missing`. Gradients that are sums of gradients passed on are left out, unless others are summed over
+    /// the same dimensions. Adds nothing if gradients of gradients are recorded.
     fn add_sums<'a>(
         &self,
         known: &Known<'a>,

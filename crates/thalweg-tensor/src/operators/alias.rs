@@ -69,7 +69,7 @@ operators! {
     }), autocast: Parts;
     /// Returns the tensor, whose elements are never kept negated.
     "resolve_neg(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone()))), autocast: Parts;
-    /// Returns `length` indices of a dimension, from the one on that a tensor without dimensions holds; the host reads it.
+    /// Returns `length` indices of a dimension, beginning with the one that a zero-dimensional tensor contains; the host reads it.
     "narrow.Tensor(Tensor(a) self, int dim, Tensor start, SymInt length) -> Tensor(a)" = Composite(|call| {
         let start = call.tensor(2);
         if start.rank() != 0 || start.dtype().is_floating_point() || start.dtype() == DType::Bool {

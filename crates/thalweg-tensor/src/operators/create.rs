@@ -268,7 +268,7 @@ pub(super) fn options<'a>(call: &'a Call<'a>, at: usize) -> Result<(Call<'a>, Op
     Ok((Call { device, ..*call }, call.optional_dtype(at)))
 }
 
-/// Returns the first tensor on the device that an argument names, if it names one.
+/// Returns the first tensor, moved to the device that an argument names, if there is one.
 pub(super) fn on_device(call: &Call<'_>, at: usize) -> Result<Tensor> {
     match call.argument(at) {
         Argument::Device(device) => call.tensor(0).to_device(device),

@@ -130,7 +130,8 @@ fn check(call: &Call<'_>, x: &Tensor, times: &[i64], counts: &[i64]) -> Result<(
     Ok(())
 }
 
-/// Returns the states (batch, 2 · places + 1), labels between blanks, and whether a state may follow the one two before it.
+/// Returns the states (batch, 2 · places + 1), which are the labels with blanks between them, and whether each state may directly
+/// follow the one two before it.
 fn states(
     call: &Call<'_>,
     targets: &Tensor,

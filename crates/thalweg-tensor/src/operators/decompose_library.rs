@@ -13,7 +13,7 @@ use thalweg_runtime::{DenseCall, DenseMethod, DevicePointer, Label, Result};
 use super::decompose::{empty, transposed};
 use crate::tensor::Tensor;
 
-/// Matrices of a batch that a library takes one after another.
+/// The most matrices of a batch that a library processes one after another.
 const MOST_IN_TURN: usize = 32;
 /// The sizes from which each of such matrices is worth a call of its own.
 const LARGE: usize = 128;

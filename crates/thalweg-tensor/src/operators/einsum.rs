@@ -158,7 +158,7 @@ fn einsum(call: &Call<'_>) -> Result<Tensors> {
     }
 }
 
-/// Returns a tensor with one dimension per label, of extent 1 where it has none.
+/// Returns a tensor with one dimension per label, of extent 1 for labels that it does not have.
 fn spread(tensor: &Tensor, own: &[Label], all: &[Label]) -> Result<Tensor> {
     let (mut tensor, mut own) = (tensor.clone(), own.to_vec());
     // A label that repeats is a diagonal.

@@ -207,7 +207,8 @@ fn of_table(
     call_operator(built_in!("embedding_dense_backward")?, &arguments, None, call.label().location)
 }
 
-/// Returns the gradient of a table of this many rows whose maxima are at these indices, -1 where a bag has none.
+/// Returns the gradient of a table with this many rows, where the gradient of each maximum flows to the given index; −1 means that
+/// the bag is empty.
 fn of_maxima(gradient: &Tensor, maxima: &Tensor, rows: usize) -> Result<Tensor> {
     let zero = number_like(gradient, Scalar::F64(0.0))?;
     let gradient = maxima.ge_scalar(0)?.select_where(gradient, &zero)?;

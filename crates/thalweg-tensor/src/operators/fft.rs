@@ -180,7 +180,8 @@ static R2C: Formula = Formula {
     },
 };
 
-/// The gradient of the given half is the first half of the transform, doubled where a number counted twice.
+/// The gradient of `_fft_c2r`: the first half of the transform of the result's gradient. Elements that stand for two of the whole
+/// spectrum are doubled.
 static C2R: Formula = Formula {
     inputs: &[],
     outputs: &[],

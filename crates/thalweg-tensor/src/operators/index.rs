@@ -385,7 +385,7 @@ impl<'a> Along<'a> {
     }
 }
 
-/// A write whose arguments fit: a target, and indices and source in its form, if there are any.
+/// A write whose arguments were checked: a target and, if there are any, indices and a source, broadcast to its form.
 pub(super) struct Write {
     pub(super) x: Tensor,
     pub(super) dim: usize,

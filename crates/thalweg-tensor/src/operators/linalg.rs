@@ -250,8 +250,8 @@ fn add_product(call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Returns matrices whose product is the sum of the products of two batches: those of the first placed horizontally, those of the
-/// second vertically.
+/// Returns two batches of matrices whose product is the sum of the products of two pairs: the first factors are placed side by side,
+/// and the second factors one below the other.
 fn side_by_side(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
     let [batch, rows, inner] = [0, 1, 2].map(|dim| a.shape()[dim]);
     let columns = b.shape()[2];
@@ -342,7 +342,7 @@ fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     result.reshape(&shape)
 }
 
-/// Returns matrices with one dimension for the batch: of extent 1 if all are the same.
+/// Returns matrices with a batch dimension, of extent 1 if all matrices of the batch are the same.
 fn batched(matrices: &Tensor, batch: &[usize]) -> Result<Tensor> {
     let [rows, columns] = [2, 1].map(|back| matrices.shape()[matrices.rank() - back]);
     let own = &matrices.shape()[..matrices.rank() - 2];

@@ -243,7 +243,7 @@ fn kl_div(call: &Call<'_>) -> Result<Tensors> {
     of_pair(call, loops, call.int(2), &[])
 }
 
-/// Refuses classes of another shape than the rows, or of a dtype that classes cannot have, with PyTorch's message.
+/// Refuses classes of a different shape than the rows, or of a dtype that classes cannot have, with PyTorch's message.
 fn check_target(x: &Tensor, target: &Tensor, rows: &[usize]) -> Result<()> {
     let (shape, found) = (x.shape(), target.shape());
     let batch = found.first().copied().unwrap_or(0);

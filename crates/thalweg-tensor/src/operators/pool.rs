@@ -149,8 +149,8 @@ const fn extrema<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
     )
 }
 
-/// Returns the body of the gradient of the greatest elements of windows. The gradient of a result flowed to the index of its
-/// greatest element: its own gradient comes from there.
+/// Returns the body of the gradient of max pooling's gradient: the gradient of a window's maximum is read at the index of that
+/// maximum.
 const fn extrema_backward<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
     Differentiable(
         |call| greatest_backward(call, Kind { axes: AXES, is_adaptive: IS_ADAPTIVE, is_max: true }),

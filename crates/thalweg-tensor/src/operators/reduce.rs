@@ -494,7 +494,7 @@ static VALUE_AMONG: Formula = Formula {
     },
 };
 
-/// Returns a value that some elements of the first tensor have; they share its gradient evenly.
+/// Returns a value that occurs among some elements of the first tensor; these elements share its gradient evenly.
 pub(super) fn value_among(call: &Call<'_>, value: impl FnOnce() -> Result<Tensor>) -> Result<Tensors> {
     let x = call.tensor(0);
     if !is_grad_enabled() || !x.requires_grad() {
@@ -674,7 +674,7 @@ fn half_to_float(call: &Call<'_>) -> Result<Option<DType>> {
     }
 }
 
-/// Returns an operator along one dimension that keeps the shape.
+/// Applies an operator that keeps the shape along one dimension.
 fn along(call: &Call<'_>, operator: &BuiltIn, dtype: Option<DType>) -> Result<Tensors> {
     let converted = dtype.map(|dtype| call.tensor(0).to_dtype(dtype)).transpose()?;
     let x = converted.as_ref().unwrap_or_else(|| call.tensor(0));

@@ -6,7 +6,7 @@ use thalweg_runtime::{RangeOf, Result};
 use super::index::{checked, gathered};
 use crate::tensor::Tensor;
 
-/// Returns the elements at indices of a dimension of a tensor with any strides, by their places in its memory.
+/// Returns the elements at indices of a dimension of a tensor with any strides, read directly at their positions in memory.
 pub(super) fn gathered_in_place(source: &Tensor, dim: usize, index: &Tensor) -> Result<Tensor> {
     let (layout, shape) = (source.layout(), source.shape());
     let index = checked(index, (0, shape[dim]), ("gather", RangeOf::Dimension(dim)))?;

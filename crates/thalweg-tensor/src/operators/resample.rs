@@ -267,7 +267,7 @@ fn factor(number: i64, name: &str) -> Result<usize> {
         .ok_or_else(|| invalid!("{name} expects a positive factor, but got {number}"))
 }
 
-/// Permutes the dimensions after the leading ones.
+/// Permutes the dimensions that follow the leading ones.
 fn permuted(x: &Tensor, front: usize, order: &[usize]) -> Result<Tensor> {
     let order: Shape = (0..front).chain(order.iter().map(|place| front + place)).collect();
     x.permute(&order)

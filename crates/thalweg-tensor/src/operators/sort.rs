@@ -254,8 +254,8 @@ const PARTS: u64 = 256;
 const LEAST_PART: u64 = 1024;
 const LEAST_SHARE: u64 = 8;
 
-/// Returns the elements at one place of the order along a dimension, and their indices; with `takes_nan`, the last NaN instead if
-/// there is one. The dimension is kept if `keepdim` is set.
+/// Returns the elements at one position of the sorted order along a dimension, and their indices; with `takes_nan`, the last NaN
+/// instead if there is one. The dimension is kept if `keepdim` is set.
 fn at_place(
     x: &Tensor,
     (dim, keepdim): (i64, bool),

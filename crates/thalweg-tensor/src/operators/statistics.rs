@@ -75,7 +75,7 @@ operators! {
         fn mode(dim: int, keepdim: bool) -> 2 = Composite(mode);
 }
 
-/// Calls an operator that takes a correction, for one that takes `unbiased`.
+/// Calls an operator that takes a correction, on behalf of one that takes `unbiased`.
 fn spread(
     call: &Call<'_>,
     operator: &'static crate::dispatch::Operator,

@@ -215,7 +215,7 @@ fn real_frames(call: &Call<'_>, z: &Tensor, half: bool, points: usize) -> Result
     call_operator(built_in!("_fft_c2r")?, &arguments, None, call.label.location)
 }
 
-/// Refuses windows that leave a point without weight.
+/// Refuses windows under which some point has a total weight of 0.
 fn check_overlap(envelope: &Tensor) -> Result<()> {
     if envelope.device().is_meta() || envelope.elements() == 0 {
         return Ok(());

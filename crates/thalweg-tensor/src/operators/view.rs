@@ -176,7 +176,7 @@ pub(super) fn wrap(dim: i64, rank: usize) -> Result<usize> {
     )))
 }
 
-/// Returns dimensions, each at most once.
+/// Returns dimensions counted from the front, and refuses repeated ones.
 pub(super) fn wrap_all(dims: &[i64], rank: usize) -> Result<Shape> {
     let mut wrapped = Shape::new();
     for &dim in dims {
@@ -626,8 +626,8 @@ pub(super) fn in_order_like(
     }
 }
 
-/// Makes a tensor of the shape of the call's first in the memory format of an argument, as [`copied_in_format`] does: `make`
-/// returns a contiguous one of the shape that it is passed.
+/// Makes a tensor in the shape of a call's first tensor and in the memory format of an argument, as [`copied_in_format`] does. `make`
+/// returns a contiguous tensor of the shape that it is passed.
 pub(super) fn made_like(
     call: &Call<'_>,
     format: usize,

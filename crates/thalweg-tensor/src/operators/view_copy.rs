@@ -87,7 +87,7 @@ operators! {
         });
 }
 
-/// Refuses a part that `narrow_copy` refuses with a message of its own.
+/// Refuses a part with the error message that is specific to `narrow_copy`.
 fn check_part(call: &Call<'_>) -> Result<()> {
     let (shape, dim, start, length) = (call.tensor(0).shape(), call.int(1), call.int(2), call.int(3));
     if dim >= shape.len() as i64 && !shape.is_empty() {
@@ -101,7 +101,7 @@ fn check_part(call: &Call<'_>) -> Result<()> {
     }
 }
 
-/// Copies what another operator returns for the same arguments.
+/// Copies the results of another operator with the same arguments.
 fn copied(call: &Call<'_>, view: &'static Operator) -> Result<Tensors> {
     let views = view.call(call.arguments, None, call.label)?;
     views.iter().map(|view| view.copied(call.label.location)).collect()

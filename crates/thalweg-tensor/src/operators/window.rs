@@ -437,7 +437,7 @@ impl Convolution {
         self.library_call([input, weight], computed, &size, numbers, (bias, relu))
     }
 
-    /// Returns what cuDNN computes from two operands, of this size; `None` if cuDNN does not support it.
+    /// Returns the result, of this size, of a call of cuDNN with two operands; `None` if cuDNN does not support it.
     fn library_call(
         &self,
         operands: [&Tensor; 2],
@@ -657,7 +657,8 @@ fn convolution_backward(call: &Call<'_>) -> Result<Tensors> {
 }
 
 impl Convolution {
-    /// Returns the gradient of the input or the weight by the library that autograd calls for it; `None` where it does not take it.
+    /// Returns the gradient of the input or the weight, computed by the library that autograd calls for it; `None` if the library
+    /// does not support the call.
     fn gradient_by_library(
         &self,
         gradient: &Tensor,

@@ -183,7 +183,7 @@ fn unpacked(shape: &RecurrentShape, memory: &RecurrentMemory, buffer: &Tensor) -
         .collect()
 }
 
-/// Runs a network by the library, if it is there and supports these tensors.
+/// Runs a network by the library, if the library is present and supports these tensors.
 pub(super) fn attempt(
     network: &Network<'_>,
     input: &Tensor,
@@ -196,8 +196,8 @@ pub(super) fn attempt(
     Ok(Some((output, results.take(states(network.kind)).collect())))
 }
 
-/// Runs a network by the library, if it is there and supports these tensors: output, last hidden states and cells, what the
-/// gradient reads, which is empty unless there will be one or `keeps` is set, and the buffer of all weights.
+/// Runs a network by the library, if the library is present and supports these tensors. Returns output, last hidden states and cells,
+/// the memory that the gradient reads (empty unless there will be a gradient or `keeps` is set), and the buffer of all weights.
 pub(crate) fn whole(
     network: &Network<'_>,
     input: &Tensor,
@@ -301,7 +301,7 @@ fn checked(
     Ok(memory)
 }
 
-/// Computes output, last states and what the backward pass reads.
+/// Computes output, last states, and the memory that the backward pass reads.
 pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let (input, weights, hidden) = (call.tensor(0), call.tensor(1), call.tensor(2));
     let inputs = input.shape().last().copied().unwrap_or(0);
@@ -341,7 +341,7 @@ pub(crate) struct Kept<'k> {
     pub(crate) hidden: &'k Tensor,
     pub(crate) cell: Option<&'k Tensor>,
     pub(crate) output: &'k Tensor,
-    /// Overwritten.
+    /// Scratch memory of the forward pass, which the backward pass overwrites.
     pub(crate) reserve: &'k Tensor,
 }
 

@@ -51,7 +51,7 @@ pub struct Network<'n> {
     pub weights: &'n [LayerWeights],
 }
 
-/// Returns the number of states of a kind, including the hidden one.
+/// Returns the number of states of a kind of network, including the hidden state.
 pub const fn states(kind: RecurrentKind) -> usize {
     if kind.has_cell() { 2 } else { 1 }
 }
@@ -103,7 +103,7 @@ impl Network<'_> {
         Ok((rows, last))
     }
 
-    /// Runs all layers with nothing in between.
+    /// Runs all layers without dropout between them.
     fn apply(
         &self,
         input: &Tensor,

@@ -1,5 +1,6 @@
-"""Writes extremes.gz: what PyTorch's CUDA backend gives at extreme points, for ../it/extremes.rs: value, gradient and second gradient
-of every elementwise entry of the table that takes floats. Run where PyTorch and a GPU are:
+"""Writes extremes.gz for ../it/extremes.rs: the results of PyTorch's CUDA backend at extreme points, with value,
+gradient and second gradient of every elementwise entry of the table that takes floats. Run it on a machine with PyTorch
+and a GPU:
 
     python3 extremes.py extremes.gz
 

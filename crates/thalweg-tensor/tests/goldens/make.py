@@ -1,4 +1,5 @@
-"""Writes pytorch.txt: what PyTorch's CUDA backend answers, for the tests in ../it/goldens.rs. Run where PyTorch and a GPU are:
+"""Writes pytorch.txt for ../it/goldens.rs: the results of PyTorch's CUDA backend. Run it on a machine with PyTorch and
+a GPU:
 
     python3 make.py > pytorch.txt
 

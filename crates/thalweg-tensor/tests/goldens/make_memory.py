@@ -47,7 +47,7 @@ def argument(place, parameter, is_row):
 
 
 def peak(call):
-    """Returns the most bytes that a second call takes at a time."""
+    """Returns the peak memory in bytes of a second call."""
     call()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         call()

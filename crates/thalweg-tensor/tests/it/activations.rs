@@ -17,7 +17,7 @@ fn leaf(shape: &[usize], device: &Device) -> Tensor {
     Tensor::full(shape, 0.01, DType::F32, device).unwrap().requires_grad_().unwrap()
 }
 
-/// The bytes that live as long as the result of a function of a leaf, including the result; also checks that its gradient runs.
+/// Returns the bytes that live as long as the result of a function of a leaf, including the result; also checks that its gradient runs.
 fn held(shape: &[usize], function: impl FnOnce(&Tensor) -> Result<Tensor>) -> u64 {
     let driver = SimDriver::new(SimConfig::default()).unwrap();
     let device = Device::all_of(driver, Environment::get()).unwrap().remove(0);

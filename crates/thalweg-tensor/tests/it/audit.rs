@@ -8,7 +8,7 @@ use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
-/// A device that no other test uses: an audit also sees work of other threads.
+/// Returns a device that no other test uses: an audit also sees work of other threads.
 fn own_device() -> Device {
     let driver = SimDriver::new(SimConfig { devices: 1, ..SimConfig::default() }).unwrap();
     Device::all_of(driver, &Environment::default()).unwrap().remove(0)

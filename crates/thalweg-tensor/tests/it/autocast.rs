@@ -230,7 +230,8 @@ fn an_operator_of_a_program_is_not_taken_for_pytorchs_by_its_name() {
     assert_eq!(result.dtype(), DType::F32);
 }
 
-/// A cast that was made without recording passes no gradient: a later use that is recorded makes its own.
+/// Checks that a cast which was made without recording passes no gradient, and that a later use which is recorded makes a cast of its
+/// own.
 #[test]
 fn weights_that_are_used_first_without_recording_learn_all_the_same() {
     let (weight, x) = (floats(&[4, 4], 1).requires_grad_().unwrap(), floats(&[2, 4], 2));
@@ -250,7 +251,7 @@ fn weights_that_are_used_first_without_recording_learn_all_the_same() {
     assert_close(&values(&weight.grad().unwrap()), &expected, 1e-2);
 }
 
-/// The function of Rust and the operator of ATen are one: in f32, for classes and probabilities, with and without label
+/// Checks that the Rust function and ATen's operator both compute in f32: for classes and probabilities, with and without label
 /// smoothing.
 #[test]
 fn cross_entropy_comes_out_in_f32() {

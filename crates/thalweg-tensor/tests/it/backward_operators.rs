@@ -203,7 +203,7 @@ fn same_bits(
     }
 }
 
-/// Shapes and numbers that differ from seed to seed.
+/// Returns shapes and numbers that differ from seed to seed.
 fn drawn(seed: u64) -> impl FnMut(u64) -> usize {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move |below| {

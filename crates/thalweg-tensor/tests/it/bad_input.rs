@@ -1,4 +1,4 @@
-//! Hostile input: each is an error that names the operator and the shapes, and leaves every tensor as it was.
+//! Hostile input: each call returns an error that names the operator and the shapes, and leaves every tensor unchanged.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{
@@ -125,7 +125,7 @@ fn windows_that_do_not_fit() {
     crate::support::assert_close(&found, &expected, 1e-12);
 }
 
-/// A device with two neighbours' worth of memory, so that huge tensors do not fit.
+/// Returns two devices with so little memory that huge tensors do not fit.
 fn two_devices() -> Vec<Device> {
     let config = SimConfig { devices: 2, memory_bytes: 64 << 20, ..SimConfig::default() };
     Device::all_of(SimDriver::new(config).unwrap(), &Environment::default()).unwrap()

@@ -33,7 +33,7 @@ fn of(tensor: &Tensor) -> Value {
     Value::Tensor(tensor.clone())
 }
 
-/// Returns a random tensor, with the channels last if requested.
+/// Returns a random tensor, in channels-last layout if requested.
 fn input(shape: &[usize], is_last: bool, dtype: DType) -> Tensor {
     let x = random(shape, 3).mul_scalar(2.0).unwrap().add_scalar(1.0).unwrap().to_dtype(dtype).unwrap();
     if !is_last {
@@ -105,7 +105,7 @@ fn channels_are_normalized_in_every_division_into_parts() {
     }
 }
 
-/// The gradients of the inputs, by kernels or by operators that record theirs.
+/// Returns the gradients of the inputs, by kernels or by operators that record theirs.
 fn gradients(result: &Tensor, inputs: &[Tensor], create_graph: bool) -> Vec<Vec<f64>> {
     let options = BackwardOptions { retain_graph: true, create_graph };
     let gradient = random(result.shape(), 8).to_dtype(result.dtype()).unwrap();

@@ -26,7 +26,7 @@ fn leaf(shape: &[usize], seed: u64) -> Tensor {
     random(shape, seed).to_dtype(DType::F32).unwrap().requires_grad_().unwrap()
 }
 
-/// Two layers with a residual connection.
+/// Returns two layers with a residual connection.
 fn block(inputs: &[Tensor]) -> Result<Tensor> {
     let [x, first, second] = inputs else { unreachable!() };
     x.matmul(first)?.tanh()?.matmul(second)?.exp()?.add(x)
@@ -169,7 +169,7 @@ fn autocast_is_as_it_was() {
     assert_eq!(plain, outcome(|inputs| autocast(DType::Bf16, || checkpoint(product, inputs))));
 }
 
-/// A function that does one thing when it first runs, and another later.
+/// Returns a function that does one thing in its first call, and another in later calls.
 fn changing(
     first: fn(&Tensor) -> Result<Tensor>,
     later: fn(&Tensor) -> Result<Tensor>,

@@ -1,4 +1,4 @@
-//! Compiled functions: what becomes one kernel, and that nothing notices it.
+//! Compiled functions: which loops become one kernel, and that results stay the same.
 
 use thalweg_ir::DType;
 use thalweg_runtime::sim::Check;
@@ -29,7 +29,7 @@ fn measured(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Vec<Tensor
     (difference.loops, difference.kernels)
 }
 
-/// The bits of a tensor's elements; all NaNs are one.
+/// Returns the bits of a tensor's elements; all NaNs are one.
 fn bits(tensor: &Tensor) -> Vec<u64> {
     values(tensor).into_iter().map(|value| if value.is_nan() { 1 } else { value.to_bits() }).collect()
 }
@@ -510,7 +510,7 @@ fn a_call_that_fails_leaves_a_state_that_works() {
     assert!(!is_compiling());
 }
 
-/// A layer with a norm, two products and an activation between them, twice.
+/// Returns a layer with a norm, two products and an activation between them, twice.
 fn layers(x: &Tensor, weights: &[Tensor; 4]) -> Result<Tensor> {
     let [scale, shift, up, down] = weights;
     let mut x = x.add(x)?;

@@ -23,8 +23,8 @@ fn bits(tensor: &Tensor) -> Vec<u64> {
     values(tensor).into_iter().map(f64::to_bits).collect()
 }
 
-/// Runs a function of leaves and its backward pass, eagerly and compiled, and compares the bits of all gradients. Returns what the
-/// compiled backward pass counted.
+/// Runs a function of leaves and its backward pass, eagerly and compiled, and compares the bits of all gradients. Returns the
+/// counters of the compiled backward pass.
 fn passed(leaves: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Tensor>) -> Counters {
     let gradients = |loss: &dyn Fn() -> Result<Tensor>| {
         let loss = loss().unwrap();
@@ -160,7 +160,7 @@ fn parts_that_are_turned_and_joined_are_one_kernel() {
     assert_eq!((after.loops - before.loops, after.kernels - before.kernels), (10, 1));
 }
 
-/// The number of casts of a function, which are the loops that are left of it.
+/// Returns the number of loops that remain of a function, which consists of casts.
 fn loops_of(function: impl FnOnce() -> Result<()>) -> u64 {
     let before = counters().loops;
     compiled(|| autocast(DType::Bf16, function)).unwrap();

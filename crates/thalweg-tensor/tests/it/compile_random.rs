@@ -118,7 +118,7 @@ impl Program<'_> {
         }
     }
 
-    /// Calls an operator that copies its first tensor by a loop, and completes the copy by a kernel that is none.
+    /// Calls an operator that copies its first tensor by a loop, and completes the copy by a kernel that is not a loop.
     fn completed(&mut self, x: &Tensor, index: &Tensor, dim: i64) -> Option<Tensor> {
         let first = match self.choices.below(2) {
             0 => x.mul_scalar(3.0).ok()?,
@@ -292,7 +292,7 @@ fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
     Ok(values.into_iter().map(|value| if value.is_nan() { 1 } else { value.to_bits() }).collect())
 }
 
-/// The shape, the strides and the bits of a tensor.
+/// The shape, the strides and the bits of a tensor that a program returns or writes.
 type Left = (Vec<usize>, Vec<usize>, Vec<u64>);
 
 /// Runs the program of a seed, and returns everything that it leaves.

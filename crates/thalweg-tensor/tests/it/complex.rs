@@ -14,7 +14,7 @@ use thalweg_tensor::{HostTensor, Tensor};
 
 use crate::support::{device, on_device, tensor, values};
 
-/// A complex64 tensor of (re, im).
+/// Returns a complex64 tensor of (re, im).
 fn complex(numbers: &[(f32, f32)], shape: &[usize]) -> Tensor {
     let numbers: Vec<c64> = numbers.iter().map(|&(re, im)| c64 { re, im }).collect();
     Tensor::from_slice(&numbers, shape, &device()).unwrap()
@@ -179,7 +179,7 @@ fn normal_numbers_have_a_variance_of_one() {
     assert!((variance - 1.0).abs() < 0.03, "{variance}");
 }
 
-/// The transform by its definition, in f64.
+/// Returns the transform by its definition, in f64.
 fn plain_transform(numbers: &[(f64, f64)], sign: f64) -> Vec<(f64, f64)> {
     let size = numbers.len();
     (0..size)

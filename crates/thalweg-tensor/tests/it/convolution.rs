@@ -7,7 +7,7 @@ use thalweg_tensor::dispatch::{Argument, Ints, find_operator};
 
 use crate::support::{assert_close, device, random, values};
 
-/// Sizes of input and weight, stride, padding, dilation and groups.
+/// Returns a tensor of images in channels-last layout that is a view of some channels of wider images.
 type Case = (&'static [usize], &'static [usize], [&'static [i64]; 3], i64);
 
 const CASES: [Case; 9] = [
@@ -72,8 +72,8 @@ fn by_products([input, weight]: [&Tensor; 2], case: &Case) -> Result<Tensor> {
     Ok(find_operator("convolution")?.call(&arguments, None, Label::here("convolution"))?.swap_remove(0))
 }
 
-/// Numbers that a dtype represents exactly.
-fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
+/// Returns numbers that a dtype represents exactly, as a tensor of that dtype.
+fn representable(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap()
 }
 
@@ -85,10 +85,10 @@ fn leaf(tensor: &Tensor, dtype: DType) -> Tensor {
 fn a_convolution_and_its_gradients_are_those_of_products_in_f64() {
     for case in &CASES {
         for (dtype, tolerance) in [(DType::F32, 1e-3), (DType::F16, 0.02), (DType::Bf16, 0.15)] {
-            let (input, weight) = (held(case.0, 1, dtype), held(case.1, 2, dtype));
+            let (input, weight) = (representable(case.0, 1, dtype), representable(case.1, 2, dtype));
             let exact = [&input, &weight].map(|tensor| leaf(tensor, DType::F64));
             let expected = by_products(exact.each_ref(), case).unwrap();
-            let gradient = held(expected.shape(), 3, dtype);
+            let gradient = representable(expected.shape(), 3, dtype);
             expected.backward_with(&gradient).unwrap();
             let own = [&input, &weight].map(|tensor| leaf(tensor, dtype));
             let found = by_library(own.each_ref(), 0, &sizes(&expected), case).unwrap();
@@ -104,10 +104,10 @@ fn a_convolution_and_its_gradients_are_those_of_products_in_f64() {
 #[test]
 fn depthwise_gradients_are_the_same_in_other_layouts() {
     for case in CASES.iter().filter(|case| case.1[1] == 1) {
-        let (input, weight) = (held(case.0, 1, DType::F16), held(case.1, 2, DType::F16));
+        let (input, weight) = (representable(case.0, 1, DType::F16), representable(case.1, 2, DType::F16));
         let [input, weight] = [input, weight].map(|x| x.to_dtype(DType::F16).unwrap());
         let output = by_products([&input, &weight], case).unwrap();
-        let gradient = held(output.shape(), 3, DType::F16).to_dtype(DType::F16).unwrap();
+        let gradient = representable(output.shape(), 3, DType::F16).to_dtype(DType::F16).unwrap();
         let of = |gradient: &Tensor, input: &Tensor| {
             let of_input = by_library([gradient, &weight], 1, &sizes(input), case).unwrap();
             let of_weight = by_library([gradient, input], 2, &sizes(&weight), case).unwrap();
@@ -138,7 +138,7 @@ fn a_bias_and_its_gradient_are_those_of_products_in_f64_and_relu_is_that_of_the_
         let more = [Argument::Bool(false), Argument::Ints(&none), case.3.into()];
         for (dtype, tolerance) in [(DType::F32, 1e-3), (DType::F16, 0.02), (DType::Bf16, 0.15)] {
             let shapes: [&[usize]; 3] = [case.0, case.1, &case.1[..1]];
-            let held = [0, 1, 2].map(|place| held(shapes[place], place as u64 + 1, dtype));
+            let held = [0, 1, 2].map(|place| representable(shapes[place], place as u64 + 1, dtype));
             let exact = held.each_ref().map(|tensor| leaf(tensor, DType::F64));
             let expected = biased("convolution", exact.each_ref(), case, &more).unwrap();
             let gradient = random(expected.shape(), 9).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap();
@@ -165,7 +165,7 @@ fn a_bias_and_its_gradient_are_those_of_products_in_f64_and_relu_is_that_of_the_
 #[test]
 fn a_bias_of_another_size_or_dtype_is_refused() {
     let case = &CASES[0];
-    let [input, weight] = [held(case.0, 1, DType::F32), held(case.1, 2, DType::F32)];
+    let [input, weight] = [representable(case.0, 1, DType::F32), representable(case.1, 2, DType::F32)];
     let [input, weight] = [input, weight].map(|tensor| tensor.to_dtype(DType::F32).unwrap());
     let none = Ints::from_elem(0, 2);
     let more = [Argument::Bool(false), Argument::Ints(&none), case.3.into()];

@@ -16,12 +16,12 @@ use crate::support::{assert_close, close, device, random, values};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// Numbers that a dtype represents exactly, in that dtype.
-fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
+/// Returns numbers that a dtype represents exactly, as a tensor of that dtype.
+fn representable(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap()
 }
 
-/// The tolerance of a sum of this many terms below 1 that is rounded to a dtype once.
+/// Returns the tolerance of a sum of this many terms below 1 that is rounded to a dtype once.
 fn bound(dtype: DType, terms: usize) -> f64 {
     let rounding = match dtype {
         DType::F16 => 5e-4,
@@ -54,10 +54,10 @@ fn layers_of_few_rows_are_near_those_in_f64() {
     // Columns and terms: whole chunks and a rest, rows that several warps share, columns that four rows at a time do not divide.
     for (n, k) in [(300, 264), (37, 2048), (16_390, 8)] {
         for (dtype, rows) in DTYPES.into_iter().flat_map(|dtype| [1, 2, 4].map(|rows| (dtype, rows))) {
-            let input = held(&[rows, k], 1, dtype);
+            let input = representable(&[rows, k], 1, dtype);
             // The weight is a part of a wider one.
-            let weight = held(&[n, k + 8], 2, dtype).narrow(1, 0, k).unwrap();
-            let (bias, addend) = (held(&[n], 3, dtype), held(&[rows, n], 4, dtype));
+            let weight = representable(&[n, k + 8], 2, dtype).narrow(1, 0, k).unwrap();
+            let (bias, addend) = (representable(&[n], 3, dtype), representable(&[rows, n], 4, dtype));
             let expected = layer([&input, &weight, &bias, &addend]);
             poison(&[rows, n], dtype);
             let result = no_grad(|| linear_add(&input, &weight, Some(&bias), &addend)).unwrap();
@@ -86,7 +86,7 @@ fn layers_of_few_rows_are_near_those_in_f64() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_beside_others() {
     for dtype in DTYPES {
-        let (input, weight) = (held(&[4, 520], 1, dtype), held(&[130, 520], 2, dtype));
+        let (input, weight) = (representable(&[4, 520], 1, dtype), representable(&[130, 520], 2, dtype));
         let of = |rows: usize| values(&linear(&input.narrow(0, 0, rows).unwrap(), &weight, None).unwrap());
         let alone = no_grad(|| of(1));
         for rows in 2..=4 {
@@ -115,10 +115,13 @@ fn a_norm_before_a_layer_of_few_rows_is_one_kernel_near_the_formula_in_f64() {
     {
         // The last is more rows than the kernel takes.
         for rows in [1, 2, 4, 5] {
-            let input = held(&[1, rows, k], 1, dtype);
-            let (weight, bias, addend) =
-                (held(&[n, k], 2, dtype), held(&[n], 3, dtype), held(&[1, rows, n], 4, dtype));
-            let norm = [held(&[k], 5, dtype), held(&[k], 6, dtype)];
+            let input = representable(&[1, rows, k], 1, dtype);
+            let (weight, bias, addend) = (
+                representable(&[n, k], 2, dtype),
+                representable(&[n], 3, dtype),
+                representable(&[1, rows, n], 4, dtype),
+            );
+            let norm = [representable(&[k], 5, dtype), representable(&[k], 6, dtype)];
             let normal = normalized([&input, &norm[0], &norm[1]], 0.25);
             let normal = Tensor::from_slice(&normal, &[rows, k], &device()).unwrap().to_dtype(dtype).unwrap();
             let zero = Tensor::zeros(&[rows, n], dtype, &device()).unwrap();
@@ -176,10 +179,10 @@ fn a_norm_before_a_layer_with_gradients_is_the_two_operators() {
     assert!(refused.is_invalid_argument(), "{refused}");
 }
 
-/// Whether the query of an item's head sees a key.
+/// A function that returns whether the query of an item's head may attend to a key.
 type Counts = fn(usize, usize, usize) -> bool;
 
-/// Returns attention of one query per head from values; `counts` returns whether a head's query sees a key.
+/// Returns attention of one query per head, computed from values; `counts` returns whether a head's query may attend to a key.
 fn one_query(tensors: [&Tensor; 3], scale: f64, counts: impl Fn(usize, usize, usize) -> bool) -> Vec<f64> {
     let [q, k, v] = tensors.map(values);
     let [&[batch, heads, _, features], &[_, kv_heads, keys, _]] = [tensors[0].shape(), tensors[1].shape()]
@@ -212,10 +215,10 @@ fn attention_of_one_query_is_near_that_in_f64() {
     for (dtype, (batch, heads, kv_heads, keys, features)) in
         DTYPES.into_iter().flat_map(|dtype| sizes.map(|sizes| (dtype, sizes)))
     {
-        let query = held(&[batch, 1, heads, features], 1, dtype).transpose(1, 2).unwrap();
+        let query = representable(&[batch, 1, heads, features], 1, dtype).transpose(1, 2).unwrap();
         // Keys have the layout of a cache, values that of a projection.
-        let key = held(&[batch, kv_heads, keys + 3, features], 2, dtype).narrow(2, 2, keys).unwrap();
-        let value = held(&[batch, keys, kv_heads, features], 3, dtype).transpose(1, 2).unwrap();
+        let key = representable(&[batch, kv_heads, keys + 3, features], 2, dtype).narrow(2, 2, keys).unwrap();
+        let value = representable(&[batch, keys, kv_heads, features], 3, dtype).transpose(1, 2).unwrap();
         let masks: [(Option<Tensor>, Counts); 4] = [
             (None, |_, _, _| true),
             (Some(random(&[keys], 9)), |_, _, key| key % 3 != 1),
@@ -253,7 +256,7 @@ fn attention_of_one_query_is_near_that_in_f64() {
     }
 }
 
-/// Returns what a cache (batch, heads, keys, features) holds after a key or value (batch, heads, 1, features) is written at a
+/// Returns the contents of a cache (batch, heads, keys, features) after a key or value (batch, heads, 1, features) is written at a
 /// position.
 fn appended(cache: &Tensor, new: &Tensor, position: i64) -> Vec<f64> {
     let (mut all, new) = (values(cache), values(new));
@@ -275,10 +278,10 @@ fn attention_with_a_cache_appends_a_key_and_sees_what_lies_up_to_it() {
         dtypes.flat_map(|dtype| sizes.map(|sizes| (dtype, sizes)))
     {
         // In the layout of a projection; the caches are halves of one tensor.
-        let query = held(&[batch, heads, 1, features], 1, dtype);
-        let packed = held(&[2, batch, kv_heads, 1, features], 2, dtype);
+        let query = representable(&[batch, heads, 1, features], 1, dtype);
+        let packed = representable(&[2, batch, kv_heads, 1, features], 2, dtype);
         for position in [0, 1, 33, keys as i64 - 1, keys as i64, -1] {
-            let both = held(&[2, batch, kv_heads, keys, features], 3, dtype).contiguous().unwrap();
+            let both = representable(&[2, batch, kv_heads, keys, features], 3, dtype).contiguous().unwrap();
             let [key, value] = [0, 1].map(|part| packed.select(0, part).unwrap());
             let caches = [0, 1].map(|part| both.select(0, part).unwrap());
             let expected = [appended(&caches[0], &key, position), appended(&caches[1], &value, position)];

@@ -74,7 +74,7 @@ impl Layer {
     }
 }
 
-/// Returns the root of the mean square of differences, by that of the expected.
+/// Returns the root mean square of differences, relative to that of the expected values.
 fn distance(found: &[f64], expected: &[f64]) -> f64 {
     let square = |sum: f64, x: f64| sum + x * x;
     let apart = found.iter().zip(expected).map(|(a, b)| a - b).fold(0.0, square);

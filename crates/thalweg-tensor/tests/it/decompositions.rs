@@ -7,7 +7,7 @@ use thalweg_tensor::autograd::gradients;
 
 use crate::support::device;
 
-/// Numbers without a pattern, from a linear congruence.
+/// Returns numbers without a pattern, from a linear congruence.
 fn matrices(shape: &[usize], seed: u64) -> Tensor {
     let mut state = seed;
     let numbers: Vec<f64> = (0..shape.iter().product())
@@ -23,7 +23,7 @@ fn transposed(x: &Tensor) -> Tensor {
     x.transpose(-2, -1).unwrap()
 }
 
-/// The greatest difference of two tensors' elements.
+/// Returns the greatest difference of two tensors' elements.
 fn distance(a: &Tensor, b: &Tensor) -> f64 {
     assert_eq!(a.shape(), b.shape());
     let (a, b): (Vec<f64>, Vec<f64>) = (a.to_vec().unwrap(), b.to_vec().unwrap());
@@ -90,7 +90,7 @@ fn columns_of_zeros_have_singular_vectors() {
     assert!(distance(&transposed(&u).matmul(&u).unwrap(), &identity(3, 1)) < 1e-14);
 }
 
-/// The gradient of a number against differences of that number.
+/// Returns the gradient of a number against differences of that number.
 fn check_gradient(name: &str, x: &Tensor, number: impl Fn(&Tensor) -> Tensor) {
     let leaf = x.detach().requires_grad_().unwrap();
     let result = number(&leaf);

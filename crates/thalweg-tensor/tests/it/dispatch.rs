@@ -135,7 +135,7 @@ fn a_trace_has_the_calls_of_a_function_and_runs_them_again() {
     assert!(inner.calls.is_empty(), "a failed trace leaves nothing behind");
 }
 
-/// An operator with a parameter of each kind, which returns its tensor.
+/// Returns an operator with a parameter of each kind, which returns its tensor.
 fn picky() -> &'static Operator {
     let schema = "test::picky(Tensor self, int[2] size, Scalar alpha=1, *, float eps=1e-5, str mode='none', bool flag=False, int? \
                   dim=None, ScalarType? dtype=None) -> Tensor";

@@ -5,7 +5,7 @@ use thalweg_tensor::{PrintOptions, Tensor, print_options, set_print_options};
 
 use crate::support::{device, tensor};
 
-/// The text of a case, without the device that Thalweg adds.
+/// Returns the text of a case, without the device that Thalweg adds.
 fn printed(tensor: &Tensor) -> String {
     let suffix = format!("device='{}'", device());
     let text = tensor.to_string();

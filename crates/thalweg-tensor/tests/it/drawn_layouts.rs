@@ -92,7 +92,7 @@ fn classes() -> Tensor {
     Tensor::from_slice(&[1i64, 0, 4, 2, 3, 1], &[6], &device()).unwrap()
 }
 
-/// A loss of two tensors, with its mean.
+/// Returns a loss of two tensors, with its mean.
 fn loss(name: &str, t: &[Tensor]) -> Result<Tensor> {
     call(name, &[(&t[0]).into(), (&t[1]).into()])
 }
@@ -315,7 +315,8 @@ fn fused_attention_takes_any_layout_in_both_directions() {
     }
 }
 
-/// A U-Net reads queries, keys and values from (batch, 3 · heads · features, tokens) without a copy: features are not contiguous.
+/// In a U-Net, queries, keys and values are views of one tensor (batch, 3 · heads · features, tokens): their features are not
+/// contiguous.
 #[test]
 fn attention_over_channels_has_gradients() {
     let channels = random(&[2, 3 * 2 * 16, 9], 1).to_dtype(DType::F16).unwrap().requires_grad_().unwrap();
@@ -340,12 +341,12 @@ struct Writer {
     of: fn(&Tensor, &str) -> Result<Tensor>,
 }
 
-/// The last place of the second dimension.
+/// Returns the last place of the second dimension.
 fn last(x: &Tensor) -> Tensor {
     Tensor::from_slice(&[x.shape()[1] as i64 - 1], &[1], &device()).unwrap()
 }
 
-/// Random numbers for one place of the second dimension.
+/// Returns random numbers for one place of the second dimension.
 fn slice_like(x: &Tensor) -> Tensor {
     random(&[&x.shape()[..1], &[1], &x.shape()[2..]].concat(), 21)
 }

@@ -16,7 +16,7 @@ use thalweg_tensor::sdp::sdp_kernel;
 
 use crate::support::{assert_close, device, random, values};
 
-/// A call: the sizes, and what else it has.
+/// A call: its sizes and options.
 #[derive(Clone, Debug)]
 struct Case {
     batch: usize,
@@ -71,8 +71,8 @@ impl Case {
     }
 }
 
-/// Numbers that float16 represents exactly, in memory by heads or by tokens.
-fn held(shape: [usize; 4], seed: u64, tokens_first: bool) -> Tensor {
+/// Returns numbers that float16 represents exactly, in memory by heads or by tokens.
+fn representable(shape: [usize; 4], seed: u64, tokens_first: bool) -> Tensor {
     let [batch, heads, tokens, features] = shape;
     let numbers = |shape: &[usize]| random(shape, seed).to_dtype(DType::F16).unwrap();
     match tokens_first {
@@ -81,7 +81,7 @@ fn held(shape: [usize; 4], seed: u64, tokens_first: bool) -> Tensor {
     }
 }
 
-/// The factors of weights: the words of a piece of 16 × 16 weights are drawn by 32 subsequences.
+/// Returns the factors of weights: the words of a piece of 16 × 16 weights are drawn by 32 subsequences.
 fn factors([heads, queries, keys]: [usize; 3], p: f64, (seed, offset): (u64, u64)) -> Vec<f64> {
     let kept = ((1.0 - p) * 65_536.0).round() as u32;
     let (down, across) = (queries.div_ceil(16), keys.div_ceil(16));
@@ -100,7 +100,7 @@ fn factors([heads, queries, keys]: [usize; 3], p: f64, (seed, offset): (u64, u64
     places.map(factor).collect()
 }
 
-/// The result of attention by operators in f64, with factors of the weights.
+/// Returns the result of attention by operators in f64, with factors of the weights.
 fn by_operators([q, k, v]: [&Tensor; 3], mask: Option<&Tensor>, factors: &Tensor, case: &Case) -> Tensor {
     let wide = |tensor: &Tensor| tensor.repeat_interleave(case.shared as i64, Some(1)).unwrap();
     let scale = 1.0 / (case.features as f64).sqrt();
@@ -121,11 +121,11 @@ fn by_operators([q, k, v]: [&Tensor; 3], mask: Option<&Tensor>, factors: &Tensor
     weights.mul(factors).unwrap().matmul(&wide(v)).unwrap()
 }
 
-/// The operands of a case in float16: queries, keys, values, the gradient of the result, and the mask.
+/// Returns the operands of a case in float16: queries, keys, values, the gradient of the result, and the mask.
 fn operands(case: &Case) -> ([Tensor; 4], Option<Tensor>) {
     let heads = case.kv_heads * case.shared;
     let of = |heads: usize, tokens: usize, features: usize, seed: u64| {
-        held([case.batch, heads, tokens, features], case.seed + seed, case.tokens_first)
+        representable([case.batch, heads, tokens, features], case.seed + seed, case.tokens_first)
     };
     let tensors = [
         of(heads, case.queries, case.features, 1),
@@ -140,7 +140,7 @@ fn operands(case: &Case) -> ([Tensor; 4], Option<Tensor>) {
     (tensors, mask)
 }
 
-/// The result and the gradients of leaves.
+/// Returns the result and the gradients of leaves.
 fn results(
     leaves: &[Tensor],
     gradient: &Tensor,

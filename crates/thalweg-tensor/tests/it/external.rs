@@ -7,7 +7,7 @@ use thalweg_tensor::{Index, Tensor};
 
 use crate::support::{device, tensor, values};
 
-/// The memory of a tensor as another library would pass it, from an element on.
+/// Returns the memory of a tensor as another library would pass it, from an element on.
 fn handed_out(source: &Tensor, from: usize, elements: usize) -> ExternalMemory {
     let size = source.dtype().size_bytes() as u64;
     let pointer = DevicePointer::new(source.pointer().address() + from as u64 * size);

@@ -167,7 +167,7 @@ fn gradients(result: &Tensor, inputs: &[Tensor]) -> Vec<Tensor> {
     found.into_iter().zip(inputs).map(|(found, input)| found.unwrap_or_else(|| zeros(input))).collect()
 }
 
-/// Whether a result agrees with PyTorch's: in its kind (NaN, infinite, 0) and in its first digits. A number that underflows may
+/// Returns whether a result agrees with PyTorch's: in its kind (NaN, infinite, 0) and in its first digits. A number that underflows may
 /// be 0.
 fn agrees(found: f64, expected: f64, dtype: DType) -> bool {
     let (relative, lost, tiny) = match dtype {
@@ -217,7 +217,7 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// Whether a condition holds: `any`, a dtype, `tie` of operands, `numbers` (no NaN), or a value of `x`, `y`, `z`, `pytorch`, `ours`.
+/// Returns whether a condition holds: `any`, a dtype, `tie` of operands, `numbers` (no NaN), or a value of `x`, `y`, `z`, `pytorch`, `ours`.
 fn holds(condition: &str, dtype: DType, difference: &Difference) -> bool {
     let Some((name, value)) = condition.split_once('=') else {
         let point = &difference.point;

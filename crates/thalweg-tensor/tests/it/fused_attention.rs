@@ -36,7 +36,7 @@ fn masked_attention(
     Ok(operator.call(&all, None, Label::here("attention"))?.swap_remove(0))
 }
 
-/// The result and the gradients of three tensors, by one backend, in a dtype.
+/// Returns the result and the gradients of three tensors, by one backend, in a dtype.
 fn results(
     backend: SdpBackend,
     inputs: &[Tensor; 3],
@@ -49,7 +49,7 @@ fn results(
     results_of(attend, backend, inputs, gradient, dtype)
 }
 
-/// The result and the gradients of three tensors, by one backend, in a dtype, of a kind of attention.
+/// Returns the result and the gradients of three tensors, by one backend, in a dtype, of a kind of attention.
 fn results_of(
     attend: impl Fn([&Tensor; 3]) -> Result<Tensor>,
     backend: SdpBackend,
@@ -66,7 +66,7 @@ fn results_of(
     [values(&result), q, k, v]
 }
 
-/// The fused backends of the test device. A GPU without cuDNN has one; versions of cuDNN differ in the shapes that they support,
+/// Returns the fused backends of the test device. A GPU without cuDNN has one; versions of cuDNN differ in the shapes that they support,
 /// so shapes that no network has are tested only in the simulator.
 fn fused_backends(is_usual: bool) -> Vec<SdpBackend> {
     let device = device();
@@ -74,8 +74,8 @@ fn fused_backends(is_usual: bool) -> Vec<SdpBackend> {
     [Cudnn, Flash].into_iter().filter(|&backend| backend == Flash || has_library).collect()
 }
 
-/// Numbers that a dtype represents exactly.
-fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
+/// Returns numbers that a dtype represents exactly.
+fn representable(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap()
 }
 
@@ -92,8 +92,12 @@ fn fused_attention_and_its_gradients_are_those_of_operators_in_f64() {
     ];
     for (seed, (q, k)) in (0..).step_by(10).zip(shapes) {
         for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004)] {
-            let inputs = [held(q, seed, dtype), held(k, seed + 1, dtype), held(k, seed + 2, dtype)];
-            let gradient = held(q, seed + 3, dtype);
+            let inputs = [
+                representable(q, seed, dtype),
+                representable(k, seed + 1, dtype),
+                representable(k, seed + 2, dtype),
+            ];
+            let gradient = representable(q, seed + 3, dtype);
             for (is_causal, scale) in [(false, None), (true, None), (true, Some(0.7))] {
                 let expected = results(Math, &inputs, &gradient, DType::F64, is_causal, scale);
                 for backend in fused_backends(q.len() == 4) {
@@ -114,15 +118,15 @@ fn masks_of_fused_attention_repeat_as_they_are_given() {
         [&[2, 6, 37, 70], &[2, 1, 1, 70], &[37, 1], &[6, 37, 70], &[1, 6, 1, 1], &[70]];
     let (q, k) = ([2, 6, 37, 24], [2, 3, 70, 24]);
     for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004)] {
-        let inputs = [held(&q, 1, dtype), held(&k, 2, dtype), held(&k, 3, dtype)];
-        let gradient = held(&q, 4, dtype);
+        let inputs = [representable(&q, 1, dtype), representable(&k, 2, dtype), representable(&k, 3, dtype)];
+        let gradient = representable(&q, 4, dtype);
         for (shape, seed) in shapes.into_iter().zip(10..) {
-            let numbers = held(shape, seed, dtype);
+            let numbers = representable(shape, seed, dtype);
             let truths = numbers.gt_scalar(0.0).unwrap();
             let wide: Vec<usize> = shape.iter().map(|size| size + 3).collect();
             let mut part = truths.clone();
             if !shape.contains(&1) {
-                part = held(&wide, seed, dtype).gt_scalar(0.0).unwrap();
+                part = representable(&wide, seed, dtype).gt_scalar(0.0).unwrap();
                 for (dimension, &size) in shape.iter().enumerate() {
                     part = part.narrow(dimension as i64, 1, size).unwrap();
                 }
@@ -139,7 +143,7 @@ fn masks_of_fused_attention_repeat_as_they_are_given() {
     }
 }
 
-/// The mask of a causal kind of attention with a query that sees nothing, as truth values.
+/// Returns the mask of a causal kind of attention with a query that sees nothing, as truth values.
 fn with_an_empty_row(queries: usize, keys: usize) -> Tensor {
     let seen = Tensor::ones(&[queries, keys], DType::Bool, &device()).unwrap().tril(0).unwrap();
     seen.narrow(0, 5, 1).unwrap().fill_(false).unwrap();
@@ -151,12 +155,12 @@ fn masks_are_added_by_cudnn_where_it_may_read_them() {
     let shapes: [&[usize]; 5] = [&[2, 4, 128, 192], &[2, 1, 1, 192], &[1, 128, 192], &[1, 4, 1, 192], &[192]];
     let (q, k) = ([2, 4, 128, 64], [2, 2, 192, 64]);
     for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004)] {
-        let inputs = [held(&q, 1, dtype), held(&k, 2, dtype), held(&k, 3, dtype)];
-        let gradient = held(&q, 4, dtype);
+        let inputs = [representable(&q, 1, dtype), representable(&k, 2, dtype), representable(&k, 3, dtype)];
+        let gradient = representable(&q, 4, dtype);
         let mut masks: Vec<Tensor> =
-            shapes.iter().zip(10..).map(|(shape, seed)| held(shape, seed, dtype)).collect();
+            shapes.iter().zip(10..).map(|(shape, seed)| representable(shape, seed, dtype)).collect();
         // Rows whose distance exceeds their length, and one without a key.
-        masks.push(held(&[128, 256], 20, dtype).narrow(1, 16, 192).unwrap());
+        masks.push(representable(&[128, 256], 20, dtype).narrow(1, 16, 192).unwrap());
         masks.push(with_an_empty_row(128, 192));
         for mask in &masks {
             let attend = |all: [&Tensor; 3]| masked_attention(all, Some(mask), false, None);
@@ -174,8 +178,8 @@ fn masks_are_added_by_cudnn_where_it_may_read_them() {
 #[test]
 fn logarithms_of_rows_without_keys_serve_either_backend() {
     let dtype = DType::Bf16;
-    let inputs = [1, 2, 3].map(|seed| held(&[2, 2, 128, 64], seed, dtype));
-    let gradient = held(&[2, 2, 128, 64], 4, dtype);
+    let inputs = [1, 2, 3].map(|seed| representable(&[2, 2, 128, 64], seed, dtype));
+    let gradient = representable(&[2, 2, 128, 64], 4, dtype);
     let mask = with_an_empty_row(128, 128);
     let attend = |all: [&Tensor; 3]| masked_attention(all, Some(&mask), false, None);
     let expected = results_of(attend, Math, &inputs, &gradient, DType::F64);
@@ -217,8 +221,8 @@ fn a_mask_that_cudnn_may_not_read_is_flashs() {
     if !device().properties().libraries.attention {
         return;
     }
-    let half = held(&[1, 2, 8, 16], 1, DType::F16).to_dtype(DType::F16).unwrap();
-    let wide = held(&[8, 9], 2, DType::F16).to_dtype(DType::F16).unwrap();
+    let half = representable(&[1, 2, 8, 16], 1, DType::F16).to_dtype(DType::F16).unwrap();
+    let wide = representable(&[8, 9], 2, DType::F16).to_dtype(DType::F16).unwrap();
     let whole = wide.narrow(1, 0, 8).unwrap().contiguous().unwrap();
     // Rows nine elements apart, keys that do not follow one another, and one number for all keys.
     for mask in
@@ -234,7 +238,7 @@ fn a_mask_that_cudnn_may_not_read_is_flashs() {
 
 #[test]
 fn a_mask_that_does_not_expand_is_refused() {
-    let half = held(&[1, 2, 4, 8], 1, DType::F16).to_dtype(DType::F16).unwrap();
+    let half = representable(&[1, 2, 4, 8], 1, DType::F16).to_dtype(DType::F16).unwrap();
     let wrong = Tensor::ones(&[3, 4], DType::Bool, half.device()).unwrap();
     let error = sdp_kernel(&[Flash], || masked_attention([&half; 3], Some(&wrong), false, None)).unwrap_err();
     assert!(error.to_string().contains("does not expand"), "{error}");
@@ -242,8 +246,8 @@ fn a_mask_that_does_not_expand_is_refused() {
 
 #[test]
 fn what_lies_in_other_ways_is_read_as_it_is() {
-    let whole = held(&[5, 2, 3, 4, 16], 1, DType::F16);
-    let gradient = held(&[2, 4, 5, 16], 2, DType::F16);
+    let whole = representable(&[5, 2, 3, 4, 16], 1, DType::F16);
+    let gradient = representable(&[2, 4, 5, 16], 2, DType::F16);
     // (tokens, batch, 3, heads, features): parts of a packed tensor; one that is expanded, and one whose features are not
     // contiguous.
     let part = |place: usize| whole.select(2, place).unwrap().permute(&[1, 2, 0, 3]).unwrap();
@@ -265,8 +269,8 @@ fn what_lies_in_other_ways_is_read_as_it_is() {
 fn gradients_of_the_parts_of_a_packed_tensor_are_packed_without_a_copy() {
     // (batch, tokens, …): the parts before the heads, after them, and in one dimension with them; and two parts of one, which are
     // less than a whole.
-    let whole = held(&[2, 5, 96], 1, DType::F16);
-    let gradient = held(&[2, 2, 5, 16], 2, DType::F16).to_dtype(DType::F16).unwrap();
+    let whole = representable(&[2, 5, 96], 1, DType::F16);
+    let gradient = representable(&[2, 2, 5, 16], 2, DType::F16).to_dtype(DType::F16).unwrap();
     let expected = packed_gradient(&whole, &gradient, Math, |whole| {
         let parts = whole.reshape(&[2, 5, 3, 2, 16]).unwrap();
         [0, 1, 2].map(|part| parts.select(2, part).unwrap().transpose(1, 2).unwrap())
@@ -305,7 +309,7 @@ fn gradients_of_the_parts_of_a_packed_tensor_are_packed_without_a_copy() {
     }
 }
 
-/// The gradient of a packed tensor from that of the attention of its parts, and the number of commands that join it.
+/// Returns the gradient of a packed tensor from that of the attention of its parts, and the number of commands that join it.
 fn packed_gradient(
     whole: &Tensor,
     gradient: &Tensor,
@@ -333,8 +337,8 @@ fn packed_gradient(
 
 #[test]
 fn deterministic_gradients_are_those_of_flash() {
-    let inputs = [1, 2, 3].map(|seed| held(&[1, 2, 40, 16], seed, DType::Bf16));
-    let gradient = held(&[1, 2, 40, 16], 4, DType::Bf16);
+    let inputs = [1, 2, 3].map(|seed| representable(&[1, 2, 40, 16], seed, DType::Bf16));
+    let gradient = representable(&[1, 2, 40, 16], 4, DType::Bf16);
     let of = |backends: &[SdpBackend]| {
         let leaves = inputs
             .each_ref()
@@ -356,8 +360,8 @@ fn deterministic_gradients_are_those_of_flash() {
 #[test]
 fn packed_attention_is_fused_for_floats_of_16_bits() {
     for (dtype, tolerance) in [(DType::Bf16, 0.04), (DType::F16, 0.005)] {
-        let packed = held(&[21, 4, 3, 16], 1, dtype);
-        let gradient = held(&[21, 4, 16], 2, dtype);
+        let packed = representable(&[21, 4, 3, 16], 1, dtype);
+        let gradient = representable(&[21, 4, 16], 2, dtype);
         for is_causal in [false, true] {
             let [fused, expected] = [(Flash, dtype), (Math, DType::F64)].map(|(backend, dtype)| {
                 let leaf = packed.to_dtype(dtype).unwrap().detach().requires_grad_().unwrap();
@@ -425,11 +429,11 @@ fn autocast_fuses_what_is_given_in_float32() {
 fn gradients_of_gradients_of_fused_attention_are_those_of_operators() {
     let second = |backend: SdpBackend, dtype: DType| {
         let leaf = |shape: &[usize], seed| {
-            held(shape, seed, DType::F16).to_dtype(dtype).unwrap().requires_grad_().unwrap()
+            representable(shape, seed, DType::F16).to_dtype(dtype).unwrap().requires_grad_().unwrap()
         };
         let leaves = [leaf(&[1, 4, 5, 8], 1), leaf(&[1, 2, 6, 8], 2), leaf(&[1, 2, 6, 8], 3)];
         let result = sdp_kernel(&[backend], || attention(leaves.each_ref(), true, None)).unwrap();
-        let along = held(&[1, 4, 5, 8], 4, DType::F16).to_dtype(dtype).unwrap();
+        let along = representable(&[1, 4, 5, 8], 4, DType::F16).to_dtype(dtype).unwrap();
         let create = BackwardOptions { retain_graph: true, create_graph: true };
         let first = gradients_with(from_ref(&result), &[Some(along)], &leaves, create).unwrap();
         let squares: Vec<Tensor> = first

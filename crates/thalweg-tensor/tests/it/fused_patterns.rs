@@ -1,4 +1,4 @@
-//! The table of patterns: the operator of each row computes what the calls do that it replaces.
+//! The table of patterns: the operator of each row has the results of the calls that it replaces.
 
 use thalweg_ir::DType;
 use thalweg_ops::fused::{Argument as Part, Call, Extents, PATTERNS, Pattern};
@@ -10,7 +10,7 @@ use crate::support::{assert_close, random, values};
 
 const EPSILON: f64 = 1e-5;
 
-/// The extents of the letters of all patterns.
+/// Returns the extents of the letters of all patterns.
 fn extent(letter: char) -> usize {
     match letter {
         'm' => 3,

@@ -208,7 +208,7 @@ fn defined(count: usize, offset: u64) -> impl Fn(usize) -> (f32, f64) {
     }
 }
 
-/// Counts whose elements are drawn one by one and in runs, with tails of rounds and of runs.
+/// Numbers of elements that are drawn one by one or in runs, so that the last round or run is incomplete for some of them.
 const COUNTS: [usize; 6] = [1, 257, 4_099, (1 << 20) - 1, 1 << 20, 1_300_003];
 
 #[test]

@@ -57,7 +57,7 @@ fn parse<T: Element>(words: &[&str], shape: &[usize], convert: impl Fn(&str) -> 
     Tensor::from_slice(&numbers, shape, &device()).expect("a golden tensor is made")
 }
 
-/// A tensor from `dtype shape : values`.
+/// Returns a tensor from `dtype shape : values`.
 fn tensor(words: &[&str]) -> Tensor {
     let dtype = dtype_of(words[0]);
     let shape: Vec<usize> = match words[1] {
@@ -191,7 +191,7 @@ impl Case {
         }
     }
 
-    /// The tolerance of results: both sides round, and neither is exact. Sums and products take several steps.
+    /// Returns the tolerance of results: both sides round, and neither is exact. Sums and products take several steps.
     fn tolerance(&self, dtype: DType) -> f64 {
         let epsilon = match dtype {
             DType::F16 => 1e-3,

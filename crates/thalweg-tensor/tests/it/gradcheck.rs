@@ -103,7 +103,7 @@ fn inputs_that_cannot_be_checked_are_refused() {
     assert_refused(gradcheck(same, &[wide], options), "The 0th input has a dimension with stride 0.");
 }
 
-/// The line of the call that is the only one of this name in this file.
+/// Returns the line of the call that is the only one of this name in this file.
 fn line_of(text: &str) -> String {
     let line =
         include_str!("gradcheck.rs").lines().position(|line| line.contains(text)).expect("it is there");

@@ -15,7 +15,7 @@ use thalweg_tensor::dispatch::trace;
 
 use crate::support::{assert_close, device, on_own_device, random, values};
 
-/// A leaf whose numbers are exact in 16 bits.
+/// Returns a leaf whose numbers are exact in 16 bits.
 fn leaf(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     held(shape, seed, dtype).detach().requires_grad_().unwrap()
 }
@@ -37,7 +37,7 @@ fn pass(weight: &Tensor, seed: u64) -> Result<()> {
     result.backward_with(&held(&[40, weight.shape()[0]], seed + 50, dtype))
 }
 
-/// The gradient of such a pass in f64.
+/// Returns the gradient of such a pass in f64.
 fn exact(shape: &[usize], seed: u64) -> Vec<f64> {
     let weight = leaf(shape, 1, DType::F64);
     pass(&weight, seed).unwrap();

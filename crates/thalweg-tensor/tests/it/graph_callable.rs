@@ -69,7 +69,7 @@ fn graphed(
     make_graphed_callables(device, callables, samples, options)
 }
 
-/// A step of the layers in sequence: the bits of the result, of the input's gradient and of all parameters'.
+/// Returns a step of the layers in sequence: the bits of the result, of the input's gradient and of all parameters'.
 fn step(
     layers: &[Layer],
     seed: u64,

@@ -168,7 +168,7 @@ fn a_step_that_cannot_be_captured_says_so_and_tries_again() {
     assert_eq!(step.run().unwrap().to_vec::<f32>().unwrap(), [10.0; 4]);
 }
 
-/// A draw of two generators, and their states afterwards.
+/// Returns a draw of two generators, and their states afterwards.
 fn draw(one: &DeviceGenerator, other: &DeviceGenerator) -> Result<Tensor> {
     let noise = one.randn(&[300], DType::F32)?;
     dropout(&noise, 0.5, true, one)?.add(&other.rand(&[300], DType::F32)?)

@@ -32,7 +32,7 @@ pub fn on_a_stream(test: impl FnOnce(&Device)) {
     test(&device);
 }
 
-/// 3x and, far apart from it in the middle of other work, x + 1.
+/// Returns 3x and x + 1, whose kernels have an unrelated kernel between them.
 fn two(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let between = inputs[0].mul_scalar(2.0)?;
     Ok(vec![between.add(&inputs[0])?, inputs[0].add_scalar(1.0)?])

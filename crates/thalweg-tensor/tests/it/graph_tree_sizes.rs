@@ -106,7 +106,7 @@ fn too_many_shapes_run_eagerly() {
     });
 }
 
-/// A path of two functions, the first of which works on a side stream as well.
+/// Returns a path of two functions, the first of which works on a side stream as well.
 fn path(tree: &mut GraphTreeManager) -> Result<[FunctionId; 2]> {
     let first = tree.register("first", FunctionOptions::default(), |inputs| {
         let device = inputs[0].device();

@@ -1,5 +1,5 @@
-//! Every built-in operator, called by its name with nonsensical arguments: each call returns results or an error, never a panic,
-//! and the device works afterwards.
+//! Calls every built-in operator by its name with nonsensical arguments: each call returns results or an error, never a panic, and
+//! the device works afterwards.
 
 use std::ops::Range;
 
@@ -16,14 +16,14 @@ const CALLS: usize = 120;
 const MOST_CALLS: usize = 20_000;
 const RESULTS: usize = 1;
 
-/// A device with little memory, so that large requests are refused early.
+/// Returns a device with little memory, so that large requests are refused early.
 fn small_device() -> Device {
     let config = SimConfig { devices: 1, memory_bytes: 64 << 20, ..SimConfig::default() };
     let driver = SimDriver::new(config).expect("a simulated GPU needs nothing");
     Device::all_of(driver, &Environment::default()).expect("its device opens").remove(0)
 }
 
-/// Tensors of many shapes, layouts and dtypes: scalars, empty ones, expanded ones, indices in range and out of it.
+/// Returns tensors of many shapes, layouts and dtypes: scalars, empty ones, expanded ones, indices in range and out of it.
 fn tensors(device: &Device) -> Vec<Tensor> {
     let mut list = Vec::new();
     let ramp = |shape: &[usize]| {
@@ -63,7 +63,7 @@ fn tensors(device: &Device) -> Vec<Tensor> {
     list
 }
 
-/// The tensors that the operators of the table are mostly for: rows, classes of rows, a generator's state, packed heads, images,
+/// Returns the tensors that the operators of the table are mostly for: rows, classes of rows, a generator's state, packed heads, images,
 /// columns of images.
 fn typical(device: &Device) -> Vec<Tensor> {
     let ones = |shape: &[usize], dtype| Tensor::ones(shape, dtype, device).unwrap();
@@ -90,12 +90,12 @@ impl Chooser {
         &list[self.0.below(list.len() as u32).unwrap() as usize]
     }
 
-    /// A tensor; a typical one three times of four.
+    /// Returns a tensor; a typical one three times of four.
     pub fn tensor<'a>(&mut self, tensors: &'a [Tensor], typical: &'a [Tensor]) -> &'a Tensor {
         if self.0.below(4).unwrap() > 0 { self.pick(typical) } else { self.pick(tensors) }
     }
 
-    /// The twelve sizes of a window over images (2, 2, 4, 4), which most often fit each other.
+    /// Returns the twelve sizes of a window over images (2, 2, 4, 4), which most often fit each other.
     fn window(&mut self) -> Vec<usize> {
         let [images, channels, height, width] = [2, 2, 4, 4];
         // Usually the window that does not change the image.
@@ -137,13 +137,13 @@ impl Chooser {
         if self.one_of(4) { self.ints(length) } else { vec![usual; length.unwrap_or(1)] }
     }
 
-    /// An integer, a small one most often.
+    /// Returns an integer, a small one most often.
     fn int(&mut self) -> i64 {
         let small = self.0.below(5).unwrap() as i64 - 2;
         if self.one_of(8) { *self.pick(&SIZES) as i64 } else { small }
     }
 
-    /// A value for a parameter: of its type most often.
+    /// Returns a value for a parameter: of its type most often.
     pub fn value(&mut self, parameter: &Parameter, pools: &Pools) -> Value {
         let ty = &parameter.ty;
         if (ty.optional && self.one_of(2)) || self.one_of(40) {
@@ -204,7 +204,8 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Makes them on a device. Each operator has its own, since some change the tensors that they are called with.
+    /// Makes the pools on a device. Each operator has pools of its own, since some operators change the tensors that they are called
+    /// with.
     pub fn new(device: &Device) -> Self {
         Self { tensors: tensors(device), typical: typical(device), numbers: numbers() }
     }
@@ -326,7 +327,7 @@ const HARD: &[&str] = &[
     "upsample_trilinear3d.vec",
 ];
 
-/// The rounds of the fuzzer, each with its own seeds: only the first, or the number in `THALWEG_FUZZ` (`THALWEG_FUZZ=100`).
+/// Returns the rounds of the fuzzer, each with its own seeds: only the first, or the number in `THALWEG_FUZZ` (`THALWEG_FUZZ=100`).
 pub fn rounds() -> Range<u64> {
     let count = std::env::var("THALWEG_FUZZ").ok().map(|count| count.parse().expect("a number of rounds"));
     0..count.unwrap_or(1)

@@ -1,6 +1,6 @@
-//! Every in-place and `out=` form of the built-in operators, called with nonsensical arguments: tensors of two devices, targets
-//! whose elements share memory, targets that are views of the inputs. Each call returns results or an error, never a panic;
-//! memory that was not passed is not changed.
+//! Calls every in-place and `out=` form of the built-in operators with nonsensical arguments: tensors of two devices, targets whose
+//! elements share memory, targets that are views of the inputs. Each call returns results or an error, never a panic, and changes no
+//! memory that was not passed to it.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment, Label};
@@ -22,14 +22,14 @@ fn two_devices() -> Vec<Device> {
     Device::all_of(SimDriver::new(config).unwrap(), &Environment::default()).unwrap()
 }
 
-/// A tensor on one device or, rarely, on the other; usually outside the graph, so that it may be written.
+/// Returns a tensor on one device or, rarely, on the other; usually outside the graph, so that it may be written.
 fn any(chooser: &mut Chooser, pools: &[Pools; 2]) -> Tensor {
     let pools = &pools[usize::from(chooser.one_of(12))];
     let tensor = chooser.tensor(&pools.tensors, &pools.typical);
     if chooser.one_of(6) { tensor.clone() } else { tensor.detach() }
 }
 
-/// Arguments of an operator. Every third time all tensors are one, so that an input shares memory with the target.
+/// Returns arguments of an operator. Every third time all tensors are one, so that an input shares memory with the target.
 fn arguments(chooser: &mut Chooser, operator: &Operator, pools: &[Pools; 2]) -> Vec<Value> {
     let same = chooser.one_of(3).then(|| any(chooser, pools));
     let parameters = operator.schema().parameters.iter();
@@ -41,7 +41,7 @@ fn arguments(chooser: &mut Chooser, operator: &Operator, pools: &[Pools; 2]) -> 
         .collect()
 }
 
-/// A target for a result, and whether its elements share memory, so that it must be refused.
+/// Returns a target for a result, and whether its elements share memory, so that it must be refused.
 fn target(chooser: &mut Chooser, result: &Tensor, values: &[Value], pools: &[Pools; 2]) -> (Tensor, bool) {
     let empty = |device: &Device| Tensor::empty(result.shape(), result.dtype(), device).unwrap();
     let given = values.iter().find_map(|value| match value {

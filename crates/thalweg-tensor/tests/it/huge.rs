@@ -17,8 +17,8 @@ const ROWS: usize = (1 << 20) + 3;
 const COLUMNS: usize = 1 << 11;
 const COUNT: usize = ROWS * COLUMNS;
 
-/// A GPU, or a simulated one with memory for two such tensors and some more.
-fn roomy() -> Device {
+/// Returns a GPU, or a simulated one with memory for two such tensors and some more.
+fn large_device() -> Device {
     if std::env::var_os("THALWEG_TEST_DEVICE").is_some() {
         return device();
     }
@@ -30,7 +30,7 @@ fn roomy() -> Device {
 /// The indices that are checked: the first, those around 2³¹, and the last.
 const PLACES: [usize; 5] = [0, (1 << 31) - 1, 1 << 31, COUNT - 2, COUNT - 1];
 
-/// A vector of zeros with 1, 2, … at these indices.
+/// Returns a vector of zeros with 1, 2, … at these indices.
 fn marked(device: &Device) -> Tensor {
     let x = Tensor::zeros(&[COUNT], DType::U8, device).unwrap();
     for (number, &place) in PLACES.iter().enumerate() {
@@ -44,7 +44,7 @@ fn indices(places: &[usize], device: &Device) -> Tensor {
     Tensor::from_slice(&places, &[places.len()], device).unwrap()
 }
 
-/// The elements at these indices.
+/// Returns the elements at these indices.
 fn at_places(x: &Tensor) -> Vec<f64> {
     PLACES.iter().flat_map(|&place| values(&x.narrow(0, place, 1).unwrap())).collect()
 }
@@ -63,7 +63,7 @@ const MARKS: [f64; 5] = [1.0, 2.0, 3.0, 4.0, 5.0];
 #[test]
 #[ignore = "it takes 5 GB of memory"]
 fn elementwise_operators_and_reductions() {
-    let device = roomy();
+    let device = large_device();
     let x = marked(&device);
     assert_eq!(at_places(&x), MARKS);
     assert_eq!(at_places(&x.add_scalar(7).unwrap()), MARKS.map(|mark| mark + 7.0));
@@ -85,7 +85,7 @@ fn elementwise_operators_and_reductions() {
 #[test]
 #[ignore = "it takes 5 GB of memory"]
 fn reads_at_indices() {
-    let device = roomy();
+    let device = large_device();
     let x = marked(&device);
     let index = indices(&PLACES, &device);
     assert_eq!(values(&x.index_select(0, &index).unwrap()), MARKS);
@@ -104,7 +104,7 @@ fn reads_at_indices() {
 #[test]
 #[ignore = "it takes 5 GB of memory"]
 fn writes_at_indices() {
-    let device = roomy();
+    let device = large_device();
     let x = Tensor::zeros(&[COUNT], DType::U8, &device).unwrap();
     let index = indices(&PLACES, &device);
     let marks = Tensor::from_slice(&[1u8, 2, 3, 4, 5], &[5], &device).unwrap();
@@ -116,7 +116,7 @@ fn writes_at_indices() {
 #[test]
 #[ignore = "it takes 5 GB of memory"]
 fn copies() {
-    let device = roomy();
+    let device = large_device();
     let x = marked(&device);
     let rows = x.reshape(&[ROWS, COLUMNS]).unwrap();
     let turned = rows.transpose(0, 1).unwrap().contiguous().unwrap();

@@ -22,7 +22,7 @@ fn leaf(shape: &[usize], seed: u64) -> Tensor {
     floats(shape, seed).detach().requires_grad_().unwrap()
 }
 
-/// The options of a region that casts anew each time.
+/// Returns the options of a region that casts anew each time.
 fn anew(dtype: DType) -> AutocastOptions {
     AutocastOptions { dtype, cache_enabled: false, ..AutocastOptions::default() }
 }
@@ -35,7 +35,7 @@ fn weights() -> Vec<Tensor> {
     vec![leaf(&[24, 16], 1), leaf(&[24], 2), leaf(&[8, 24], 3)]
 }
 
-/// The number of tensors that a function casts to 16 bits.
+/// Returns the number of tensors that a function casts to 16 bits.
 fn casts(function: impl FnOnce()) -> usize {
     let ((), trace) = trace(|| {
         function();
@@ -87,7 +87,7 @@ fn steps_have_the_bits_of_casts_that_are_made_anew() {
     });
 }
 
-/// A parameter and its optimizer, whose cast was written by a step.
+/// Returns a parameter and its optimizer, whose cast was written by a step.
 fn stepped() -> (Tensor, AdamW) {
     let weight = leaf(&[8, 16], 1);
     let optimizer = AdamW::new(vec![weight.clone()], AdamWOptions::default()).unwrap();
@@ -113,7 +113,7 @@ fn assert_now(weight: &Tensor) {
     assert_eq!(values(&forward(weight)), values(&expected));
 }
 
-/// The number of casts of a parameter in a region.
+/// Returns the number of casts of a parameter in a region.
 fn casts_of(weight: &Tensor) -> usize {
     let x = floats(&[6, 16], 5).to_dtype(DType::Bf16).unwrap();
     casts(|| drop(autocast(DType::Bf16, || linear(&x, weight, None)).unwrap()))
@@ -376,7 +376,7 @@ fn a_step_in_the_body_of_a_conditional_node_leaves_no_cast_that_is_out_of_date()
     });
 }
 
-/// The bytes that the device has allocated.
+/// Returns the bytes that the device has allocated.
 fn allocated(device: &Device) -> u64 {
     let stats = device.allocator().statistics().memory_stats();
     stats.iter().find(|(name, _)| name == "allocated_bytes.all.current").unwrap().1 as u64

@@ -47,7 +47,7 @@ fn strides(shape: &[u64], transposed: bool) -> SmallVec<[u64; 6]> {
     strides
 }
 
-/// The iteration space of a body over these extents.
+/// Returns the iteration space of a body over these extents.
 fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: bool) -> Iteration {
     let shape: Vec<u64> = rows.iter().chain(inner).copied().collect();
     let full = |transposed| strides(&shape, transposed);
@@ -81,7 +81,7 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
     }
 }
 
-/// The spaces in which an operator is compiled: extents of rows and of inner dimensions, and whether inputs are transposed. They
+/// Returns the spaces in which an operator is compiled: extents of rows and of inner dimensions, and whether inputs are transposed. They
 /// have all dimensions whose coordinates the body reads.
 fn spaces(operator: &LoopOp, body: &thalweg_ir::Body) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
     let (mut row_rank, mut inner_rank) = (0, 0);
@@ -161,8 +161,9 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
     list
 }
 
-/// The kernels of an operator, by name. Of several classes each signature has every second one, in turn with the signature and the
-/// operator's number: the operator has every class and every dtype, and the table every pair of them.
+/// Adds the kernels of an operator, by name. If there are several classes, each signature is compiled with every second class,
+/// alternately with the other half. Each operator then has every class and every dtype, and the complete table has every pair of
+/// class and dtype.
 fn kernels(number: usize, operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
     let signatures = signatures(operator);
     let has_turns = signatures.len() > 1 && !compiles_everything();

@@ -122,7 +122,7 @@ fn conversions_round_and_saturate_or_wrap() {
     assert_close(&values(&third.to_dtype(DType::Bf16).unwrap()), &[0.333_984_375], 0.0);
 }
 
-/// The strides are those of PyTorch 2.11 for the same expressions.
+/// Checks strides against those of PyTorch 2.11 for the same expressions.
 #[test]
 fn elementwise_results_lie_as_what_they_are_computed_from() {
     let x = random(&[3, 4, 5], 1).permute(&[2, 0, 1]).unwrap();

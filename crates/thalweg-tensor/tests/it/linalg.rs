@@ -7,7 +7,7 @@ use thalweg_tensor::dispatch::Value;
 use crate::norms::call;
 use crate::support::{assert_close, check_gradient, random, values};
 
-/// The product of matrices over broadcast batches, written out.
+/// Returns the product of matrices over broadcast batches, written out.
 fn model(a: &Tensor, b: &Tensor) -> Vec<f64> {
     if a.elements() == 0 {
         return Vec::new();

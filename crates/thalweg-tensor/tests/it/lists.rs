@@ -14,7 +14,7 @@ fn to_each(tensors: &[Tensor], dtype: DType) -> Vec<Tensor> {
     find_operator("thalweg::to_each").unwrap().call(&arguments, None, label).unwrap().into_iter().collect()
 }
 
-/// The bits of a tensor's elements, row-major; those of one NaN for each NaN.
+/// Returns the bits of a tensor's elements, row-major; those of one NaN for each NaN.
 fn bits(tensor: &Tensor) -> Vec<u64> {
     values(tensor)
         .into_iter()

@@ -18,7 +18,7 @@ const LONG: &[(&[usize], &[i64])] = &[
     (&[16_500, 260], &[0]),
 ];
 
-/// The rows of a tensor that is reduced over dimensions.
+/// Returns the rows of a tensor that is reduced over dimensions.
 fn rows(shape: &[usize], dimensions: &[i64], values: &[f64]) -> Vec<Vec<f64>> {
     let is_reduced = |d: usize| dimensions.is_empty() || dimensions.contains(&(d as i64));
     let count: usize = (0..shape.len()).filter(|&d| !is_reduced(d)).map(|d| shape[d]).product();
@@ -150,7 +150,7 @@ fn variances_of_what_is_not_finite_are_those_of_short_rows() {
     assert_eq!(variance, f64::INFINITY);
 }
 
-/// The gradient of a function of a tensor, whose results are weighted by numbers that differ.
+/// Returns the gradient of a function of a tensor, whose results are weighted by numbers that differ.
 fn gradient(x: &Tensor, weights: &[f64], function: impl Fn(&Tensor) -> Tensor) -> Vec<f64> {
     let leaf = x.detach().requires_grad_().unwrap();
     let result = function(&leaf);
@@ -305,7 +305,7 @@ fn a_gpu_combines_parts_in_the_order_of_the_simulator() {
     }
 }
 
-/// The gradients of a function's inputs, from a gradient of its result.
+/// Returns the gradients of a function's inputs, from a gradient of its result.
 fn gradients_from(result: &Tensor, gradient: &Tensor, inputs: &[Tensor]) -> Vec<Tensor> {
     let found = gradients(std::slice::from_ref(result), &[Some(gradient.clone())], inputs).unwrap();
     found.into_iter().map(Option::unwrap).collect()

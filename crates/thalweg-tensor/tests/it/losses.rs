@@ -111,7 +111,7 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Numbers in (0, 1), clear of the ends.
+/// Returns numbers in (0, 1), clear of the ends.
 fn probabilities(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     let numbers = random(shape, seed).mul_scalar(0.45).unwrap().add_scalar(0.5).unwrap();
     numbers.to_dtype(dtype).unwrap()

@@ -166,7 +166,7 @@ fn forms(operands: &Operands, operator: &'static Operator, found: &mut BTreeMap<
     Ok(())
 }
 
-/// The list of the forms that take memory.
+/// Returns the list of the forms that take memory.
 fn list() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/memory_of_forms.txt")
 }

@@ -15,7 +15,7 @@ use crate::support::{assert_close, random, values};
 /// Input, weights and biases of 24 rows from 8 to 16 to 5 features.
 const SHAPES: [&[usize]; 5] = [&[4, 6, 8], &[16, 8], &[5, 16], &[16], &[5]];
 
-/// Leaves whose numbers are exact in 16 bits.
+/// Returns leaves whose numbers are exact in 16 bits.
 fn leaves(dtype: DType) -> Vec<Tensor> {
     let leaf = |(seed, shape): (usize, &&[usize])| {
         let held = random(shape, seed as u64).to_dtype(DType::Bf16).unwrap().to_dtype(DType::F64).unwrap();
@@ -46,7 +46,7 @@ fn layer_by_layer(leaves: &[Tensor], has_biases: bool) -> Tensor {
     linear(&hidden, &leaves[2], bias(4)).unwrap()
 }
 
-/// The numbers of a result and of the leaves' gradients.
+/// Returns the numbers of a result and of the leaves' gradients.
 fn results(leaves: &[Tensor], result: &Tensor) -> Vec<Vec<f64>> {
     let gradient = random(result.shape(), 9).to_dtype(DType::Bf16).unwrap();
     result.backward_with(&gradient.to_dtype(result.dtype()).unwrap()).unwrap();
@@ -54,7 +54,7 @@ fn results(leaves: &[Tensor], result: &Tensor) -> Vec<Vec<f64>> {
     std::iter::once(values(result)).chain(gradients).collect()
 }
 
-/// Whether a function calls the operator.
+/// Returns whether a function calls the operator.
 fn is_fused(function: impl FnOnce()) -> bool {
     let ((), trace) = trace(|| {
         function();

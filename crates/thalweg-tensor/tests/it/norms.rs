@@ -170,7 +170,7 @@ fn cross_entropy_weighs_smooths_and_ignores() {
     check_gradient(&x, run);
 }
 
-/// The gradient of a layer norm's rows by the formula.
+/// Returns the gradient of a layer norm's rows by the formula.
 fn layer_norm_gradient(rows: &[f64], scale: &[f64], gradients: &[f64], epsilon: f64) -> Vec<f64> {
     let length = scale.len();
     let of_row = |(row, gradient): (&[f64], &[f64])| {

@@ -216,7 +216,7 @@ fn launch_blocking_tells_at_the_call() {
     is_of(&error, line, Some(line));
 }
 
-/// Two streams read at one line, and the host waits for one of them while the other works.
+/// Two streams read indices out of range at one line, and the host waits for one of them while the other works: that is not a race.
 #[test]
 fn telling_is_no_race() {
     Check::new().seeds(0..20).run(|gpu| {

@@ -15,7 +15,7 @@ fn ints(list: &[i64]) -> Value {
     Value::Ints(list.to_vec())
 }
 
-/// An image with padding: 0 outside.
+/// Returns an image with padding: 0 outside.
 fn at(image: &[f64], [height, width]: [i64; 2], y: i64, x: i64) -> f64 {
     if (0..height).contains(&y) && (0..width).contains(&x) { image[(y * width + x) as usize] } else { 0.0 }
 }

@@ -5,7 +5,7 @@ use thalweg_tensor::Tensor;
 
 use crate::support::{assert_close, check_gradient, random, tensor, values};
 
-/// The rows of a tensor (a, n, b) along its middle dimension.
+/// Returns the rows of a tensor (a, n, b) along its middle dimension.
 fn rows(x: &Tensor) -> Vec<Vec<f64>> {
     let (all, &[a, n, b]) = (values(x), x.shape()) else { panic!("three dimensions") };
     let row = |row: usize| (0..n).map(|i| all[(row / b * n + i) * b + row % b]).collect();

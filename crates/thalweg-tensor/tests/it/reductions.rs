@@ -29,7 +29,7 @@ const CASES: &[(&[usize], &[i64])] = &[
     (&[], &[]),
 ];
 
-/// A reduction written out in f64.
+/// Returns a reduction written out in f64.
 fn reduce(x: &Tensor, dimensions: &[i64], start: f64, combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
     let shape = x.shape();
     let reduced: Vec<usize> = if dimensions.is_empty() {

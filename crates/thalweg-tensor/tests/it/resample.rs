@@ -47,7 +47,7 @@ fn inside(at: i64, extent: usize) -> usize {
     at.clamp(0, extent as i64 - 1) as usize
 }
 
-/// The weight of a point at a distance by cubic convolution with A = −3/4.
+/// Returns the weight of a point at a distance by cubic convolution with A = −3/4.
 fn cubic(distance: f64) -> f64 {
     let (t, a) = (distance.abs(), -0.75);
     if t <= 1.0 {
@@ -57,7 +57,7 @@ fn cubic(distance: f64) -> f64 {
     }
 }
 
-/// The rule of interpolation by its name in PyTorch.
+/// Returns the rule of interpolation by its name in PyTorch.
 fn taps_of(mode: &str, corners: bool, [extent, size]: [usize; 2], to: usize) -> Taps {
     let scale = match corners {
         true if size > 1 => (extent as f64 - 1.0) / (size as f64 - 1.0),
@@ -81,7 +81,7 @@ fn taps_of(mode: &str, corners: bool, [extent, size]: [usize; 2], to: usize) -> 
     }
 }
 
-/// The place of a padded point by the rule's name in PyTorch.
+/// Returns the place of a padded point by the rule's name in PyTorch.
 fn padded_from(mode: &str, extent: usize, moved: i64) -> usize {
     let last = extent as i64 - 1;
     match mode {

@@ -138,7 +138,8 @@ fn more_rows_are_read_than_index_copy_has_written() {
     passes(|gpu| program(gpu, 1));
 }
 
-/// Returns what is found first under each of some schedules: as late, as early as possible, in turn, by priorities, at random.
+/// Returns the first finding under each of several schedules: as late as possible, as early as possible, alternating, by priorities,
+/// at random.
 #[track_caller]
 fn always_finds(kind: FindingKind, program: impl Fn(&Gpu) -> Result<()>) {
     for seed in 0..8 {

@@ -7,7 +7,7 @@ use thalweg_tensor::dispatch::Value;
 use crate::norms::call;
 use crate::support::{assert_close, check_gradient, random, tensor, values};
 
-/// The rows of a tensor (a, n, b) along its middle dimension, and back.
+/// Applies a function to each row of a tensor (a, n, b) along its middle dimension, and returns the tensor of the results.
 fn along(x: &Tensor, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
     let (all, &[a, n, b]) = (values(x), x.shape()) else { panic!("three dimensions") };
     let mut result = vec![0.0; all.len()];

@@ -12,7 +12,7 @@ use crate::support::{
 /// (outer, extent, count, inner).
 type Sizes = [usize; 4];
 
-/// Numbers that follow one another without a pattern, below a limit.
+/// Returns numbers that follow one another without a pattern, below a limit.
 fn numbers(seed: u64, limit: usize) -> impl Iterator<Item = usize> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     std::iter::from_fn(move || {
@@ -21,7 +21,7 @@ fn numbers(seed: u64, limit: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Elements whose sums depend on the order in f32, and that are exact in 16-bit floats and small integers.
+/// Returns elements whose sums depend on the order in f32, and that are exact in 16-bit floats and small integers.
 fn elements(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     let count = shape.iter().product();
     let list: Vec<f64> = match dtype {

@@ -13,7 +13,7 @@ use crate::support::{assert_close, random, tensor, values};
 
 const CREATE: BackwardOptions = BackwardOptions { retain_graph: true, create_graph: true };
 
-/// The gradient of the sum of a result, as a part of the graph.
+/// Returns the gradient of the sum of a result, as a part of the graph.
 fn gradient(result: &Tensor, input: &Tensor) -> Tensor {
     let ones = Tensor::ones(result.shape(), result.dtype(), result.device()).unwrap();
     let mut found = gradients_with(from_ref(result), &[Some(ones)], from_ref(input), CREATE).unwrap();
@@ -118,7 +118,7 @@ fn sums_over_some_dimensions_are_differentiated_twice() {
     }
 }
 
-/// The gradient flows through mean and deviation, which are saved as numbers.
+/// The gradient flows through mean and deviation, which the forward pass saves.
 #[test]
 fn normalized_rows_are_differentiated_twice() {
     let inputs = [(&[2, 6][..], 3), (&[6], 4), (&[6], 5)]

@@ -9,7 +9,7 @@ use thalweg_tensor::dispatch::Value;
 use crate::norms::call;
 use crate::support::device;
 
-/// Numbers of few and of many different values, with special values.
+/// Returns numbers of few and of many different values, with special values.
 fn numbers(count: usize, seed: u64) -> Vec<f64> {
     let special = [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, -f64::NAN];
     let mut state = seed;

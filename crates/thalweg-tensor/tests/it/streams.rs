@@ -129,7 +129,7 @@ fn a_generator_draws_on_three_streams() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// The state of a generator is read and set on another stream than the draws, after them.
+/// The state of a generator is read and set on a different stream than the draws, after them.
 #[test]
 fn a_generator_is_asked_and_set_on_another_stream_than_it_draws_on() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -217,7 +217,7 @@ fn the_caller_reads_and_drops_the_gradient_of_another_streams_leaf() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// Two graphed callables that save their results.
+/// Returns two graphed callables that save their results.
 fn saving_callables(gpu: &Gpu) -> Result<Vec<GraphedCallable>> {
     let sample = || -> Result<Vec<Tensor>> { Ok(vec![ones(gpu)?.requires_grad_()?]) };
     let callable = || function("powers", Vec::new(), |inputs| Ok(vec![inputs[0].exp()?.square()?.square()?]));
@@ -278,7 +278,7 @@ fn a_second_graphed_backward_pass_spares_the_gradients_of_the_first() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// A gradient that a backward pass returns instead of writing it into a leaf is read and dropped by the caller too.
+/// Checks that the caller may read and drop a gradient that a backward pass returns instead of writing it into a leaf.
 #[test]
 fn the_caller_reads_and_drops_a_gradient_that_another_stream_made() {
     let program = |gpu: &Gpu| -> Result<()> {

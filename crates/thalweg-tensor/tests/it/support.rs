@@ -12,7 +12,7 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::autograd::{GradcheckOptions, gradcheck};
 use thalweg_tensor::random::Generator;
 
-/// The device under test: the simulator, or the one that `THALWEG_TEST_DEVICE` names. A GPU convolves f32 without TF32, whose
+/// Returns the device under test: the simulator, or the one that `THALWEG_TEST_DEVICE` names. A GPU convolves f32 without TF32, whose
 /// rounding exceeds the tolerances.
 pub fn device() -> Device {
     if let Some(device) = OWN.with_borrow(Clone::clone) {
@@ -23,7 +23,7 @@ pub fn device() -> Device {
     Device::from_name(&name).expect("the device under test opens")
 }
 
-/// A tensor of a dtype from f64 values, rounded to it.
+/// Returns a tensor of a dtype from f64 values, rounded to it.
 pub fn tensor(values: &[f64], shape: &[usize], dtype: DType) -> Tensor {
     let device = device();
     match dtype {
@@ -33,20 +33,20 @@ pub fn tensor(values: &[f64], shape: &[usize], dtype: DType) -> Tensor {
     .expect("the tensor is made")
 }
 
-/// The elements as f64.
+/// Returns the elements as f64.
 pub fn values(tensor: &Tensor) -> Vec<f64> {
     let tensor = tensor.detach().to_dtype(DType::F64).expect("every dtype converts to f64");
     tensor.to_vec::<f64>().expect("the elements are read")
 }
 
-/// Random numbers in [−1, 1).
+/// Returns random numbers in [−1, 1).
 pub fn random(shape: &[usize], seed: u64) -> Tensor {
     Tensor::uniform(shape, -1.0, 1.0, &mut Generator::new(seed), &device())
         .and_then(|tensor| tensor.to_dtype(DType::F64))
         .expect("the tensor is made")
 }
 
-/// Whether two numbers agree within a relative and an absolute tolerance; NaN agrees with NaN.
+/// Returns whether two numbers agree within a relative and an absolute tolerance; NaN agrees with NaN.
 pub fn close(found: f64, expected: f64, tolerance: f64) -> bool {
     found == expected
         || (found.is_nan() && expected.is_nan())
@@ -72,7 +72,7 @@ pub fn check_gradient(point: &Tensor, function: impl Fn(&Tensor) -> Tensor) {
     }
 }
 
-/// The device under test, with its own caches and captures, for tests that other captures would disturb.
+/// Returns the device under test, with its own caches and captures, for tests that other captures would disturb.
 pub fn own_device() -> Device {
     let is_cuda = std::env::var("THALWEG_TEST_DEVICE").is_ok_and(|name| name.starts_with("cuda"));
     let driver: Arc<dyn Driver> = match is_cuda {

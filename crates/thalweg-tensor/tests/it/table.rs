@@ -15,22 +15,22 @@ fn examples(operator: &LoopOp) -> Examples {
     operator.examples.unwrap_or_else(|| panic!("{}: an elementwise entry has samples", operator.name))
 }
 
-/// The entries: those that are operators, and the parts of others.
+/// Returns the entries: those that are operators, and the parts of others.
 fn entries() -> impl Iterator<Item = &'static LoopOp> {
     elementwise().chain(parts())
 }
 
-/// Whether an entry takes integers and no floats.
+/// Returns whether an entry takes integers and no floats.
 fn is_of_bits(operator: &LoopOp) -> bool {
     matches!(operator.rule, DTypeRule::Bits | DTypeRule::Integers)
 }
 
-/// The entries that take floats.
+/// Returns the entries that take floats.
 fn of_floats() -> impl Iterator<Item = &'static LoopOp> {
     entries().filter(|operator| !is_of_bits(operator))
 }
 
-/// One tensor per input, with that input's values of all samples.
+/// Returns one tensor per input, with that input's values of all samples.
 fn sample_tensors(operator: &LoopOp, dtype: DType) -> Vec<Tensor> {
     let samples = examples(operator).inputs;
     (0..operator.input_count)
@@ -92,7 +92,7 @@ fn the_table_names_each_operator_once() {
     }
 }
 
-/// Whether a body consists only of correctly rounded primitives, so that every executor must compute the same bits.
+/// Returns whether a body consists only of correctly rounded primitives, so that every executor must compute the same bits.
 fn is_exact(operator: &LoopOp, dtype: DType) -> bool {
     let mut inputs = vec![dtype; operator.input_count];
     if operator.rule == DTypeRule::Condition {

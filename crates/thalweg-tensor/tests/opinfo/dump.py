@@ -1,4 +1,4 @@
-"""Dumps the samples of OpInfo, PyTorch's own database of operators, with what PyTorch's CPU backend answers to them.
+"""Dumps the samples of OpInfo, PyTorch's own database of operators, with the results of PyTorch's CPU backend.
 
     python3 dump.py --out goldens                              # the subset that the tests read
     python3 dump.py --out complex --dtypes complex64 --samples 2 --core-samples 2 --cap 400 --ops ...
@@ -61,7 +61,7 @@ BOOKKEEPING = ("aten::lift_fresh", "aten::detach_")
 
 
 class Dropped(Exception):
-    """A sample that cannot be stored; the text is the reason."""
+    """A sample that cannot be stored; its text is the reason."""
 
 
 def dtype_name(dtype):
@@ -75,13 +75,13 @@ def overload_name(function):
 
 
 def pattern(tensor, salt):
-    """Numbers that every float dtype holds exactly: element i is ((5 i + 3 salt + 1) mod 17 - 8) / 8."""
+    """Returns numbers that every float dtype holds exactly: element i is ((5 i + 3 salt + 1) mod 17 - 8) / 8."""
     index = torch.arange(tensor.numel(), dtype=torch.int64)
     return (((5 * index + 3 * salt + 1) % 17 - 8).double() / 8).to(tensor.dtype).reshape(tensor.shape)
 
 
 class Natives:
-    """Returns what native_functions.yaml says."""
+    """The functions of native_functions.yaml, with their properties."""
 
     def __init__(self):
         functions = parse_native_yaml(str(PACKAGED / "native_functions.yaml"), str(PACKAGED / "tags.yaml")).native_functions
@@ -100,7 +100,7 @@ class Natives:
 
 
 class Blob:
-    """The raw bytes and tables of a file; equal bytes and equal tensors are stored once."""
+    """The raw bytes and tables of a file. Equal bytes and equal tensors are stored once."""
 
     def __init__(self):
         self.bytes, self.storages, self.tensors = bytearray(), [], []
@@ -129,14 +129,14 @@ class Blob:
 
 
 def identity(tensor):
-    """Returns what two tensors share that are the same elements of one storage."""
+    """Returns a key that is equal for tensors with the same elements of one storage."""
     if tensor.layout != torch.strided:
         return id(tensor)
     return tensor.untyped_storage()._cdata, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def raw(tensor):
-    """The elements, row-major."""
+    """Returns the elements, row-major."""
     flat = torch.zeros(tensor.numel(), dtype=tensor.dtype)
     flat.reshape(tensor.shape).copy_(tensor.detach())
     return flat.view(torch.uint8).numpy().tobytes()
@@ -159,7 +159,7 @@ def check_storable(tensor, cap):
 
 
 class Recorder(SchemaCheckMode):
-    """Records the calls of ATen overloads as Python makes them, above autograd and composite operators."""
+    """Records the calls of ATen overloads that Python makes, above autograd and composite operators."""
 
     # PyTorch lets only modes of this class see calls so early.
     def __init__(self, inputs):
@@ -191,7 +191,8 @@ class Recorder(SchemaCheckMode):
         return result
 
     def find(self, tensor):
-        """The number of a tensor. Python gets a copy of what a factory gave, over the same storage."""
+        """Returns the number of a tensor, or None. What a factory returned reaches Python as a copy that shares its
+        storage."""
         if id(tensor) in self.number:
             return self.number[id(tensor)]
         for index in reversed(range(len(self.values))):
@@ -251,7 +252,7 @@ class Recorder(SchemaCheckMode):
 
 
 class Lowest(TorchDispatchMode):
-    """Collects the overloads that are left when composite operators are resolved."""
+    """Collects the overloads that remain after composite operators are decomposed."""
 
     def __init__(self):
         super().__init__()
@@ -276,7 +277,7 @@ def tensors_of(sample):
 
 
 def run(op, sample, inputs, process=True):
-    """Runs a sample under a recorder; gives the recorder and the tensors that came out."""
+    """Runs a sample under a recorder. Returns the recorder and the resulting tensors."""
     recorder = Recorder(inputs)
     with enable_python_dispatcher(), recorder:
         result = op.op(sample.input, *sample.args, **sample.kwargs)
@@ -286,7 +287,7 @@ def run(op, sample, inputs, process=True):
 
 
 def widest(dtype):
-    """The dtype of its kind in which PyTorch is as good as exact; itself where there is no other."""
+    """Returns the dtype of the same kind in which PyTorch is practically exact, or the dtype itself if there is none."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else dtype
@@ -310,7 +311,8 @@ class Exact:
         self.inputs = [copy(t) for t in inputs]
 
     def run(self, entry):
-        """The outputs, the gradients of the entry's leaves and their gradients; nothing where PyTorch cannot."""
+        """Returns the outputs, the gradients of the entry's leaves and the gradients of these gradients; None for those
+        that PyTorch cannot compute."""
         sample = self.sample
         try:
             result = sample.output_process_fn_grad(self.op.op(sample.input, *sample.args, **sample.kwargs))
@@ -333,7 +335,7 @@ class Exact:
 
 
 class Operator:
-    """The file of one name, being made."""
+    """The file of one name, while it is made."""
 
     def __init__(self, name, options, natives):
         self.name, self.options, self.natives = name, options, natives
@@ -349,13 +351,13 @@ class Operator:
         return [self.blob.row(t, t.stride(), t.storage_offset(), storage_bytes(t)) for t in inputs]
 
     def store_values(self, tensor, cap, values=True):
-        """A result: its strides, and its elements in row-major order."""
+        """Stores a result: its strides, and its elements in row-major order."""
         tensor = tensor.resolve_conj().resolve_neg()
         check_storable(tensor, cap)
         return self.blob.row(tensor, tensor.stride(), 0, raw(tensor) if values else None)
 
     def constants(self, recorder, rows, cap):
-        """Makes constants that Python code made into inputs; renumbers the program."""
+        """Turns constants that Python code created into inputs, and renumbers the program."""
         if not recorder.constants:
             return lambda value: value
         count, more = len(rows), len(recorder.constants)
@@ -420,7 +422,8 @@ class Operator:
         self.samples.append({key: value for key, value in entry.items() if value or key in ("variant", "inputs", "outputs")})
 
     def differs(self, op, sample, inputs, before, outputs):
-        """Whether another seed gives other values. What the first run has written is not put back: then nothing is claimed."""
+        """Returns whether another seed gives other values. Inputs that the first run has written are not restored; in
+        that case it returns False."""
         if any(raw(t) != b for t, b in zip(inputs, before)):
             return True
         kept = [raw(t) for t in outputs]
@@ -429,7 +432,7 @@ class Operator:
         return any(self.run_seeded(op, sample, inputs, number) != kept for number in range(1, 9))
 
     def run_seeded(self, op, sample, inputs, number):
-        """The results with another seed: also where the operator of the database sets one itself."""
+        """Returns the results with another seed, also if the function of the database sets a seed itself."""
         own, torch.manual_seed = torch.manual_seed, lambda seed: own(seed + number)
         try:
             seed("another run", self.name)
@@ -484,7 +487,7 @@ class Operator:
         return gradients, second
 
     def add_exact(self, op, entry, dtype, exact, outputs, gradients, second):
-        """Keeps the results in f64 where PyTorch's are not within half of the tolerance of them."""
+        """Stores the results in f64 too, if PyTorch's differ from them by more than half of the tolerance."""
         relative, absolute = self.tolerances[op.variant_test_name][dtype_name(dtype)]
 
         def store(given, wanted):
@@ -549,7 +552,7 @@ class Operator:
 
 
 def tolerances(op, dtypes):
-    """The loosest tolerance that OpInfo gives any of its tests."""
+    """Returns the loosest tolerances of OpInfo's tests."""
     found = {}
     for dtype in dtypes:
         relative, absolute = default_tolerances(dtype)
@@ -565,7 +568,7 @@ def tolerances(op, dtypes):
 
 
 def choose(samples, limit, name):
-    """A seeded choice, in order."""
+    """Returns a choice that depends on the seed, in the original order."""
     if not limit or len(samples) <= limit:
         return samples
     return [samples[i] for i in sorted(random.Random(name).sample(range(len(samples)), limit))]
@@ -583,7 +586,7 @@ def samples_of(op, dtype, limit, cap):
 
 
 def dump(name):
-    """Makes one file; gives what the table says of it."""
+    """Makes one file, and returns its line of the table."""
     options, natives = OPTIONS, NATIVES
     file = Operator(name, options, natives)
     started = time.time()
@@ -639,7 +642,7 @@ def add_errors(file, op):
 
 
 def write_schemas(natives, met, path):
-    """One schema a line: those of Core ATen, and of all other overloads that were called."""
+    """Writes one schema per line: those of Core ATen, and of all other overloads that were called."""
     lines = []
     for name in sorted(natives.core | met):
         schema = natives.schemas.get(name)
@@ -653,7 +656,7 @@ def write_schemas(natives, met, path):
 
 
 def write_core(natives, path):
-    """One overload of Core ATen a line, with its form in place and its form `out=`; `-` where it has none."""
+    """Writes one overload of Core ATen per line, with its in-place form and its `out=` form; `-` if it has none."""
     forms = lambda name: [natives.forms.get(name, {}).get(form, "-") for form in ("inplace", "out")]
     path.write_text("".join(" ".join([name, *forms(name)]) + "\n" for name in sorted(natives.core)))
 

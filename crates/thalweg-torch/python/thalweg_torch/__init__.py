@@ -105,12 +105,12 @@ def _enable(policy, conf, tier, patch, sanitize):
 
 
 def enabled():
-    """Returns what `enable` returned, or None if it was not called."""
+    """Returns the result of `enable`, or None if it was not called."""
     return _state.enabled
 
 
 def findings():
-    """Returns what the sanitizer has found so far (`enable(sanitize=True)`), as texts."""
+    """Returns the sanitizer's findings so far (`enable(sanitize=True)`), as texts."""
     if _state.sanitizer is None:
         raise RuntimeError("nothing is looked for: call thalweg_torch.enable(sanitize=True), or run with --sanitize")
     _state.sanitizer.report()
@@ -128,9 +128,9 @@ def set_settings(conf):
 
 
 def mem_pool_source(conf=""):
-    """An allocator for `torch.cuda.MemPool(mem_pool_source().allocator())`: PyTorch's own allocator stays in use, and the
-    segments of that pool come from Thalweg's. Not together with `enable`. A process has one, for any number of pools: later calls
-    return the first one's, and `conf` must be the same."""
+    """Returns an allocator for `torch.cuda.MemPool(mem_pool_source().allocator())`: PyTorch's own allocator stays in
+    use, and Thalweg's provides the segments of that pool. It cannot be combined with `enable`. A process has one such
+    allocator, for any number of pools: later calls return the first one's, and `conf` must be the same."""
     with _state.lock:
         return _mem_pool_source(conf)
 

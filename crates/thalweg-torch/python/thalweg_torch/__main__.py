@@ -63,8 +63,8 @@ def split(arguments):
 
 
 def run(program):
-    """Runs the program as `python` does: as the module `__main__`, which stays after its end, for its threads, for functions that
-    run at exit, and for processes that it spawns."""
+    """Runs the program as `python` does: as the module `__main__`, which stays loaded after the program's end for its
+    threads, for functions that run at exit, and for processes that it spawns."""
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     if program[0] == "-m":
         sys.argv = program[1:]

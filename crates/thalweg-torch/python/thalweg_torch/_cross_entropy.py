@@ -1,4 +1,4 @@
-"""`cross_entropy_loss` of eager PyTorch by one kernel forward and one backward.
+"""Computes `cross_entropy_loss` of eager PyTorch by one kernel for the forward pass and one for the backward pass.
 
 PyTorch composes it from log-softmax and a loss: under autocast matrices of the size of the scores are written five times and read
 five times, and logarithms of probabilities are rounded to the dtype of the scores in between. Here the scores are read twice
@@ -59,7 +59,7 @@ def define():
 
 
 def _composed_gradient(gradient, scores, target, ignore_index):
-    """The gradient by PyTorch's operators, which can be differentiated again."""
+    """Returns the gradient by PyTorch's operators, which can be differentiated again."""
     import torch
 
     counts = target != ignore_index
@@ -69,7 +69,7 @@ def _composed_gradient(gradient, scores, target, ignore_index):
 
 
 def _fits(scores, target, weight, label_smoothing):
-    """Whether a call may be taken: of plain tensors, outside of tracing and of transformations of functions."""
+    """Returns whether a call may be taken: of plain tensors, outside of tracing and of transformations of functions."""
     import torch
 
     return (
@@ -90,7 +90,7 @@ def _fits(scores, target, weight, label_smoothing):
 
 
 def _losses(scores, target, reduction, ignore_index):
-    """The reduced loss in float32, or None if the call is not taken."""
+    """Returns the reduced loss in float32, or None if the call is not taken."""
     import torch
 
     with torch.no_grad():

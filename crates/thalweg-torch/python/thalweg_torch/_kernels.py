@@ -80,7 +80,7 @@ def disable_kernels():
 
 
 def kernels():
-    """The table of `Kernel`s: where Thalweg's are faster than PyTorch's, whether they are enabled, and the number of calls that
+    """Returns the table of `Kernel`s: where Thalweg's are faster than PyTorch's, whether they are enabled, and the number of calls that
     they took."""
     with _state.lock:
         text = _state.kernels_library().text("thalweg_kernels").decode()

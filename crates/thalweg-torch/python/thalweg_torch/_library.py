@@ -66,7 +66,7 @@ _FUNCTIONS = {
 
 
 def path(name):
-    """The path of a shared library of this package; `THALWEG_TORCH_LIBRARIES` names another folder."""
+    """Returns the path of a shared library of this package; `THALWEG_TORCH_LIBRARIES` names another folder."""
     folder = os.environ.get("THALWEG_TORCH_LIBRARIES")
     return (pathlib.Path(folder) if folder else _FOLDER) / name
 

@@ -56,7 +56,7 @@ def settings(library):
 
 
 def statistics():
-    """Replaces PyTorch's functions that would raise by ours."""
+    """Replaces functions of PyTorch that would raise by functions of this package."""
     import torch
 
     for name in _STATISTICS:

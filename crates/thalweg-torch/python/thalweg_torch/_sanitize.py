@@ -62,7 +62,7 @@ class Sanitizer:
     # ---- Events missing from the trace ------------------------------------------------------------------------------------
 
     def follow_questions(self):
-        """A query that returns true orders work like a wait."""
+        """Checks that a query that returns true orders work like a wait."""
         stream_class, event_class = self.torch.cuda.Stream, self.torch.cuda.Event
         ask_stream, ask_event = stream_class.query, event_class.query
 
@@ -81,7 +81,7 @@ class Sanitizer:
         stream_class.query, event_class.query = query_stream, query_event
 
     def name_streams(self):
-        """A stream is named by the line that made it."""
+        """Names a stream by the line that made it."""
         stream_class = self.torch.cuda.Stream
         make = stream_class.__new__
 
@@ -98,7 +98,8 @@ class Sanitizer:
         stream_class.__new__ = staticmethod(make_named)
 
     def follow_threads(self, mode):
-        """A mode of the dispatcher belongs to its thread: threads that are started later enter their own."""
+        """Makes threads that are started later enter a dispatcher mode of their own, because a mode belongs to its
+        thread."""
         run = threading.Thread.run
 
         def run_watched(thread):
@@ -169,7 +170,7 @@ class Sanitizer:
         return former
 
     def work(self, site, accesses):
-        """The calls that report accesses, each with a tensor and the kind of access."""
+        """Returns the calls that report accesses, each with a tensor and the kind of access."""
         by_device = {}
         for tensor, how in accesses:
             by_device.setdefault(tensor.device.index, []).extend(operand(tensor, how))
@@ -204,16 +205,16 @@ class Sanitizer:
                 print(f"\nthalweg_torch: finding {len(self.findings)}\n{text}", file=sys.stderr, flush=True)
 
     def summary(self):
-        """One line for the end of the program."""
+        """Returns one line for the end of the program."""
         self.report()
         count = len(self.findings)
         found = "nothing found" if count == 0 else f"{count} finding{'s' if count > 1 else ''}"
         return f"thalweg_torch: {self.operators} operators watched: {found}"
 
     def run(self, function, arguments, keywords):
-        """Runs an operator, and reports it. Its reads and changes are reported as late as possible: when it orders streams or
-        waits, since its work is before that, or else when it is done. (Its allocations are before its work, and the allocator may
-        wait for the device in them.) Its results are known afterwards."""
+        """Runs an operator, and reports it to the sanitizer. Its reads and writes are reported as late as possible:
+        when it orders streams or waits, because its work precedes that, or else when it returns. (Its allocations
+        precede its work, and the allocator may wait for the device in them.) Its results are known only afterwards."""
         schema = getattr(function, "_schema", None)
         if schema is None:
             return function(*arguments, **keywords)
@@ -232,13 +233,13 @@ class Sanitizer:
 
 
 def operand(tensor, how):
-    """The numbers that `thalweg_sanitizer_work` takes for a tensor."""
+    """Returns the numbers that `thalweg_sanitizer_work` takes for a tensor."""
     address = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
     return [address, tensor.element_size(), how, tensor.dim(), *tensor.shape, *tensor.stride()]
 
 
 def is_watched(value):
-    """Whether this is a tensor with memory on a GPU whose address is known."""
+    """Returns whether this is a tensor with memory on a GPU whose address is known."""
     import torch
 
     return (
@@ -251,7 +252,7 @@ def is_watched(value):
 
 
 def tensors(value):
-    """The watched tensors in an argument or a result."""
+    """Returns the watched tensors in an argument or a result."""
     from torch.utils._pytree import tree_iter
 
     return [leaf for leaf in tree_iter(value) if is_watched(leaf)]

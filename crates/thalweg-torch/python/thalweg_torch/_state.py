@@ -38,7 +38,7 @@ def library():
 
 
 def kernels_library():
-    """The library of kernels inside PyTorch. The lock is held."""
+    """Returns the library of kernels inside PyTorch. The caller holds the lock."""
     global kernels
     if kernels is None:
         kernels = enabled.library if enabled is not None else Library("cuda")

@@ -38,7 +38,7 @@ def _index(device):
 
 
 def memory_stats(device=None):
-    """The statistics of a device, as `torch.cuda.memory_stats` has them. `pending_use_bytes`, `num_cross_stream_waits` and
+    """Returns the statistics of a device, as `torch.cuda.memory_stats` has them. `pending_use_bytes`, `num_cross_stream_waits` and
     `num_pages_moved` are Thalweg's own. Empty before CUDA is initialised, as in PyTorch."""
     import torch
 
@@ -66,7 +66,7 @@ def memory_allocated(device=None):
 
 
 def max_memory_allocated(device=None):
-    """The maximum of `memory_allocated`."""
+    """Returns the maximum of `memory_allocated`."""
     return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
@@ -76,7 +76,7 @@ def memory_reserved(device=None):
 
 
 def max_memory_reserved(device=None):
-    """The maximum of `memory_reserved`."""
+    """Returns the maximum of `memory_reserved`."""
     return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
@@ -91,7 +91,7 @@ def reset_accumulated_memory_stats(device=None):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """The statistics as a table."""
+    """Returns the statistics as a table."""
     return _state.library().text("thalweg_memory_summary", _index(device), int(abbreviated)).decode()
 
 
@@ -106,21 +106,21 @@ def get_per_process_memory_fraction(device=None):
 
 
 def _theirs():
-    """`torch.cuda.memory` in the second tier, where PyTorch keeps the stacks; else None."""
+    """Returns `torch.cuda.memory` in the second tier, in which PyTorch keeps the stacks; else None."""
     import torch
 
     return torch.cuda.memory if _state.enabled is not None and _state.enabled.tier == 2 else None
 
 
 def _snapshot(device=None, augment_with_fx_traces=False):
-    """The full state of the memory, in the format of `torch.cuda.memory._snapshot` has it."""
+    """Returns the full state of the memory, in the format of `torch.cuda.memory._snapshot` has it."""
     if theirs := _theirs():
         return theirs._snapshot(device)
     return pickle.loads(_state.library().text("thalweg_write_snapshot", 0))
 
 
 def memory_snapshot(mempool_id=None, include_traces=True):
-    """The segments, as `torch.cuda.memory_snapshot` has them; of one pool only, if one is named."""
+    """Returns the segments in the form of `torch.cuda.memory_snapshot`; of one pool only, if one is named."""
     segments = _snapshot()["segments"]
     if mempool_id is None:
         return segments
@@ -136,7 +136,7 @@ def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False
 
 
 def _record_memory_history(enabled="all", *arguments, **keywords):
-    """Records what happens from now on (`torch.cuda.memory._record_memory_history`), on all devices. Stacks are Python's."""
+    """Starts recording the events of all devices (`torch.cuda.memory._record_memory_history`). Stacks are Python's."""
     if theirs := _theirs():
         return theirs._record_memory_history(enabled, *arguments, **keywords)
     record = _record_legacy if isinstance(enabled, bool) else _record
@@ -180,7 +180,7 @@ def _record_legacy(
 
 
 def _chosen(name, word, words):
-    """The number of a word. PyTorch's exceptions for others."""
+    """Returns the number of a word. PyTorch's exceptions for others."""
     if not isinstance(word, (str, type(None))):
         raise TypeError(f"{name} is {word!r}, but must be a word or None")
     if word not in words:

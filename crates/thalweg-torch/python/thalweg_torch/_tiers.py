@@ -12,7 +12,7 @@ from . import _library
 
 
 class Refused(RuntimeError):
-    """An error: the request cannot work; the message has the reason, and what to do."""
+    """An error: the request cannot work. The message has the reason, and what to do."""
 
 
 def torch_version():
@@ -22,7 +22,7 @@ def torch_version():
 
 
 def native_library(version=None):
-    """The path of the second tier's library for a version of PyTorch, or None."""
+    """Returns the path of the second tier's library for a version of PyTorch, or None."""
     major, minor = version or torch_version()
     file = _library.path(f"libthalweg_native_{major}_{minor}.so")
     return file if file.exists() else None
@@ -44,8 +44,8 @@ def load_native(version):
 
 
 def is_release(version):
-    """Whether this is a version that PyTorch published. Others (nightly, from source, NVIDIA's) may have another allocator class
-    under the same number."""
+    """Returns whether this is a version that PyTorch released. Other versions (nightly, built from source, NVIDIA's)
+    may have a different allocator class under the same number."""
     return re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+)?(\+cu\d+)?", version) is not None
 
 
@@ -59,7 +59,7 @@ def check_build():
 
 
 def pick(wanted):
-    """The tier to use and the reason, for people."""
+    """Returns the tier to use and the reason, for people."""
     import torch
 
     version, (major, minor) = torch.__version__, torch_version()
@@ -141,7 +141,7 @@ class Hooks:
 
 
 def pluggable():
-    """A `torch.cuda.memory.CUDAPluggableAllocator` with every hook set. `use_for_hooks` must be called afterwards."""
+    """Returns a `torch.cuda.memory.CUDAPluggableAllocator` with every hook set. `use_for_hooks` must be called afterwards."""
     import torch
 
     file, functions = _hooks()
@@ -155,7 +155,7 @@ def pluggable():
 
 
 def use_for_hooks(library):
-    """Makes the hooks call the library's allocator, permanently: call it when nothing can fail any more."""
+    """Makes the hooks call the library's allocator, permanently. Call it last, when nothing else can fail."""
     _, functions = _hooks()
     functions.thalweg_hooks_use.argtypes = [ctypes.c_void_p]
     if not functions.thalweg_hooks_use(library.handle):

@@ -48,7 +48,7 @@ def record_use_region():
 
 @functools.cache
 def _mode(with_compiler):
-    """The mode of PyTorch's dispatcher for a region that begins when PyTorch's compiler was imported, or was not."""
+    """Returns the mode of PyTorch's dispatcher for a region that begins when PyTorch's compiler was imported, or was not."""
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -139,7 +139,7 @@ def _mode(with_compiler):
                     record_use(tensor, stream)
 
         def plain(self, tensor):
-            """The plain tensors that a tensor consists of, as far as is known."""
+            """Returns the plain tensors that a tensor consists of, as far as is known."""
             if is_plain(tensor):
                 return [tensor]
             if hasattr(tensor, "__tensor_flatten__"):

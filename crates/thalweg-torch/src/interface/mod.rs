@@ -1,4 +1,4 @@
-//! The exported functions. `include/thalweg_torch.h` is their documentation; here each function only translates.
+//! The exported functions. `include/thalweg_torch.h` documents them; here each function only converts its arguments and results.
 //!
 //! Every function calls `status::answer`, which turns errors and panics into statuses. Arguments from C are checked as far as
 //! possible: null pointers, texts, device numbers. The rest is the contract of the header. In a forked child `on` returns an
@@ -110,7 +110,7 @@ pub(crate) fn on(
     run(call, allocator, body, || Err(Error::forked(call)))
 }
 
-/// Runs a call that destructors make: in a forked child, which inherits its parent's objects, the call does nothing.
+/// Runs a call that destructors make. In a forked child, which inherits its parent's objects, it does nothing.
 #[inline]
 pub(crate) fn on_unless_forked(
     call: &'static str,

@@ -21,7 +21,7 @@ use super::{Kernels, Operator, foreach};
 /// The maximum number of points of a row that a block keeps in registers.
 const MOST: u64 = 8192;
 
-/// The number of the forward launches; the numbers of other kinds of work are below it.
+/// The kind of work of forward launches. The constants below are the other kinds.
 const FORWARD: u64 = 128;
 
 /// The number of the launches of the gradients.
@@ -70,7 +70,7 @@ impl<'k> Input<'k> {
         self.kernels.torch.empty(sizes, dtype, self.whole.device)
     }
 
-    /// Launches work with these inputs and results, whose dtypes distinguish it from other work of this number.
+    /// Launches work with these inputs and results. Their dtypes distinguish it from other work of the same kind.
     fn run(
         &self,
         (number, dtypes, epsilon): (u64, &[DType], f64),

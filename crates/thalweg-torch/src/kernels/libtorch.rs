@@ -397,7 +397,7 @@ impl<'t> Stack<'t> {
         unsafe { self.words.add(place).read() }
     }
 
-    /// Returns a 32-bit number, such as a dtype.
+    /// Takes a 32-bit number, such as a dtype, off the stack.
     pub(crate) fn int32(&self, place: usize) -> i32 {
         self.word(place) as u32 as i32
     }
@@ -407,12 +407,12 @@ impl<'t> Stack<'t> {
         self.word(place) as u8 != 0
     }
 
-    /// Takes a tensor.
+    /// Takes a tensor off the stack.
     pub(crate) fn tensor(&self, place: usize) -> Tensor<'t> {
         Tensor { torch: self.torch, handle: self.word(place) as Handle }
     }
 
-    /// Takes the word of an optional value.
+    /// Takes the word of an optional value off the stack.
     pub(crate) fn optional_word(&self, place: usize) -> Option<u64> {
         let value = self.word(place) as *mut u64;
         if value.is_null() {
@@ -426,29 +426,29 @@ impl<'t> Stack<'t> {
         }
     }
 
-    /// Takes an optional tensor.
+    /// Takes an optional tensor off the stack.
     pub(crate) fn optional_tensor(&self, place: usize) -> Option<Tensor<'t>> {
         self.optional_word(place).map(|word| Tensor { torch: self.torch, handle: word as Handle })
     }
 
-    /// Takes a list of booleans.
+    /// Takes a list of booleans off the stack.
     pub(crate) fn mask<const N: usize>(&self, place: usize) -> [bool; N] {
         let wanted = self.list(place);
         std::array::from_fn(|place| wanted.get(place).is_some_and(|&word| word as u8 != 0))
     }
 
-    /// Takes a list, and returns its words.
+    /// Takes a list off the stack, and returns its words.
     pub(crate) fn list(&self, place: usize) -> SmallVec<[u64; 6]> {
         self.list_of(self.word(place))
     }
 
-    /// Takes a list of tensors.
+    /// Takes a list of tensors off the stack.
     pub(crate) fn tensors(&self, place: usize) -> Vec<Tensor<'t>> {
         let handles = self.list_of(self.word(place));
         handles.into_iter().map(|word| Tensor { torch: self.torch, handle: word as Handle }).collect()
     }
 
-    /// Takes an optional list.
+    /// Takes an optional list off the stack.
     pub(crate) fn optional_list(&self, place: usize) -> Option<SmallVec<[u64; 6]>> {
         self.optional_word(place).map(|word| self.list_of(word))
     }
@@ -471,7 +471,7 @@ impl<'t> Stack<'t> {
         items
     }
 
-    /// Puts a result.
+    /// Puts a result on the stack.
     pub(crate) fn put(&self, place: usize, result: Tensor<'_>) {
         // SAFETY: there is a place for each result.
         unsafe { self.words.add(place).write(result.into_word_of_stack()) };

@@ -65,7 +65,7 @@ use work::{HostFunctions, LoweredCalls, Place};
 struct Counts {
     taken: AtomicU64,
     passed_on: AtomicU64,
-    /// The reason why no more calls are taken.
+    /// The reason why calls are no longer accepted.
     given_up: OnceLock<String>,
 }
 
@@ -75,7 +75,7 @@ struct Kernels {
     originals: Originals,
     place: Place,
     counts: [Counts; Operator::ALL.len()],
-    /// Whether calls outside the table are taken, too.
+    /// Whether calls outside the measured table are accepted, too.
     everywhere: AtomicBool,
     registered: Mutex<Vec<(Operator, Registration)>>,
     /// The launches of calls.
@@ -124,13 +124,13 @@ impl Kernels {
         self.loaded.lock()
     }
 
-    /// Returns whether calls of this class are taken.
+    /// Returns whether calls of this class are accepted.
     fn takes(&self, operator: Operator, class: &Class) -> bool {
         self.counts(operator).given_up.get().is_none()
             && (self.everywhere.load(Ordering::Relaxed) || speeds::is_ahead(operator.name(), class))
     }
 
-    /// Makes an attempt at a call and counts it. A panic is a bug, and the call is then left to PyTorch.
+    /// Tries to run a call and counts it. If it panics, which is a bug, the call is left to PyTorch.
     fn attempt<T>(&self, operator: Operator, attempt: impl FnOnce() -> Option<T>) -> Option<T> {
         let taken = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or_else(|_| {
             self.give_up(
@@ -172,7 +172,7 @@ impl Kernels {
         (unsafe { current(device, &raw mut stream) } == 0).then_some(stream as u64)
     }
 
-    /// Registers those of the given operators that are not registered yet.
+    /// Registers kernels for those of the given operators that have none yet.
     fn register(&self, operators: &[Operator]) -> Result<()> {
         let mut registered = self.registered();
         let key: &CStr = if matches!(self.place, Place::Gpu(_)) { c"CUDA" } else { c"CPU" };

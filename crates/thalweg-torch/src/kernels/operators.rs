@@ -169,7 +169,7 @@ pub(super) fn put(stack: &Stack<'_>, results: SmallVec<[Tensor<'_>; 3]>) {
     results.into_iter().enumerate().for_each(|(place, result)| stack.put(place, result));
 }
 
-/// Puts the results of a call, or, if it was not taken, those of PyTorch's kernel.
+/// Puts the results of a call on the stack, or those of PyTorch's kernel if the call was not accepted.
 pub(super) fn put_or<'k, const N: usize>(
     kernels: &'k Kernels,
     stack: &Stack<'_>,

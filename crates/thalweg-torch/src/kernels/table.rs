@@ -4,8 +4,8 @@ use std::ffi::CStr;
 
 use super::original::Originals;
 
-/// Passes the list of operators to a macro: each with PyTorch's name, its own kernel, which calls outside the table need unless the
-/// operator is composed of others, the function that runs a call, and further arguments of that function.
+/// Passes the list of operators to a macro. Each entry has PyTorch's name, PyTorch's own kernel (which calls outside the table need,
+/// unless the operator is composed of others), the function that runs a call, and further arguments of that function.
 macro_rules! operators {
     ($macro:ident) => {
         $macro! {

@@ -39,7 +39,7 @@ fn contiguous(sizes: &[i64]) -> Vec<i64> {
     (0..sizes.len()).map(|dimension| sizes[dimension + 1..].iter().product()).collect()
 }
 
-/// The process of the test: its memory, its objects, and what PyTorch's own kernels were asked.
+/// The process of a test: its memory, its objects, and the calls of PyTorch's own kernels.
 struct World {
     device: Device,
     stream: Stream,
@@ -84,7 +84,7 @@ impl World {
         self.objects.set(self.objects.get() + change);
     }
 
-    /// Creates the word of an `at::Tensor` with memory of its own, which the test never takes back.
+    /// Creates the word of an `at::Tensor` with memory of its own, which stays allocated until the end of the test.
     fn word(&self, sizes: &[i64], dtype: i32) -> u64 {
         let bytes = sizes.iter().product::<i64>().unsigned_abs() * 8;
         let address = self.free.replace(self.free.get() + bytes.next_multiple_of(256));
@@ -118,7 +118,7 @@ mod group;
 mod more;
 mod own;
 
-/// Returns kernels on the simulated device, which take calls outside the table, too.
+/// Returns kernels on the simulated device, which also take calls outside the table.
 fn kernels() -> Kernels {
     let torch = Libtorch {
         init_impl: shim::init_impl,
@@ -178,7 +178,7 @@ fn kernels() -> Kernels {
     kernels
 }
 
-/// An argument on the stack.
+/// Returns an argument on the stack.
 fn tensor(sizes: &[i64], values: &[f32]) -> u64 {
     let word = world(|world| world.word(sizes, F32));
     let handle = world(|world| world.handle(word));
@@ -220,7 +220,7 @@ fn call(kernels: &Kernels, operator: Operator, arguments: &[u64], results: usize
     words[..results].iter().map(|&word| word as Handle).collect()
 }
 
-/// Returns the sizes and the elements of a result, which is given up: floats of 16 or 32 bits.
+/// Reads the sizes and the elements of a result of 16-bit or 32-bit floats, and releases the result.
 fn read(result: Handle) -> (Vec<i64>, Vec<f32>) {
     let Implementation { sizes, address, dtype, .. } = implementation(result);
     let width = if *dtype == F16 { 2 } else { 4 };

@@ -1,5 +1,5 @@
-//! Launches on memory that PyTorch owns: what [`thalweg_ops::lower`] decides, executed with PyTorch's addresses. A call is lowered,
-//! and its kernels are loaded, once per key.
+//! Launches on memory that PyTorch owns: calls lowered by [`thalweg_ops::lower`], executed with PyTorch's addresses. A call is
+//! lowered, and its kernels are loaded, once per key.
 //!
 //! This module and its parent use each other: [`Kernels`] caches what is made here, and finds it for a call.
 
@@ -43,7 +43,7 @@ pub(super) struct LoweredCall {
     launches: Vec<KeptStep>,
 }
 
-/// A launch of a call, and what is made for it once: a kernel on a GPU, or a program of the host.
+/// A launch of a call, and the objects that are made for it once: a kernel on a GPU, or a program of the host.
 struct KeptStep {
     step: Step,
     kernel: Kept,
@@ -59,7 +59,7 @@ pub(super) struct Work<'a> {
     pub(super) dtypes: &'a [DType],
     /// All values that the launches depend on besides the number and dtypes.
     pub(super) extents: &'a [u64],
-    /// Lowers the call, when its key is first seen.
+    /// Lowers the call when its key is seen for the first time.
     pub(super) lower: &'a dyn Fn() -> lower::Result<Steps>,
     pub(super) scalars: &'a [u64],
     pub(super) inputs: &'a [u64],
@@ -92,8 +92,8 @@ impl Work<'_> {
         Ok(call)
     }
 
-    /// Runs the launches on PyTorch's stream of a device: asynchronously on a GPU, and at once on the host. `None` if one of them
-    /// fails, and the call is then left to PyTorch.
+    /// Runs the launches on PyTorch's stream of a device: asynchronously on a GPU, synchronously on the host. Returns `None` if one
+    /// of them fails, in which case the call is left to PyTorch.
     ///
     /// # Safety
     /// Each address is that of an operand on the device with the size that the launches have; no output overlaps another operand.
@@ -104,7 +104,7 @@ impl Work<'_> {
         ran.map_err(|error| kernels.give_up(operator, &error)).ok()?
     }
 
-    /// Runs the launches; `None` if PyTorch has no memory for what they pass to each other.
+    /// Runs the launches; `None` if PyTorch has no memory for the results that they pass to each other.
     ///
     /// # Errors
     /// Those of the driver or the compiler. [`Status::Capture`] if a kernel is not loaded yet and the stream captures.

@@ -131,7 +131,7 @@ fn a_tensor_outlives_its_graph() {
     drop((again, second, output));
 }
 
-/// Garbage is collected while something else is captured: the device cannot be waited for then.
+/// Python's garbage collection drops a graph while something else is captured: the device must not be waited for then.
 #[test]
 fn a_graph_may_be_dropped_during_another_capture() {
     let torch = Torch::small();

@@ -1,4 +1,4 @@
-//! The calls of eager PyTorch: take, use, record, give back.
+//! The calls of eager PyTorch: allocate, use, record, free.
 
 use thalweg_runtime::{DevicePointer, Label};
 use thalweg_torch::Status;
@@ -234,7 +234,8 @@ fn memory_can_be_shared_in_pytorchs_format() {
     fill(&stream, &x, 0);
 }
 
-/// Tensors of other libraries (DLPack, `from_blob`) are none of ours, and PyTorch records their streams like any other's.
+/// Tensors of other libraries (DLPack, `from_blob`) are not in this allocator's memory, but PyTorch records their streams as for any
+/// other tensor.
 #[test]
 fn memory_of_others_is_left_alone() {
     let torch = Torch::small();
@@ -251,8 +252,8 @@ fn memory_of_others_is_left_alone() {
     }
 }
 
-/// Under the hooks PyTorch never says that it wants one device to reach the other's memory. (What that does to pages that are
-/// mapped then, and later, the runtime's tests show.)
+/// Under the hooks, PyTorch never announces that one device should access another device's memory. (The runtime's tests show how that
+/// affects pages that are mapped then, and later.)
 #[test]
 fn devices_reach_each_others_memory_unasked() {
     for (said, first) in [(true, true), (true, false), (false, false)] {

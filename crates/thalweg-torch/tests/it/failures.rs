@@ -9,7 +9,7 @@ use thalweg_torch::{Allocator, Source, Status};
 
 use crate::support::{MIB, Torch, answer, message, read, sim};
 
-/// A training loop that meets the end of the memory and goes on with less.
+/// A training loop that runs out of memory, and continues with smaller batches.
 #[test]
 fn a_run_goes_on_after_memory_ran_out() {
     let torch = Torch::small();
@@ -35,7 +35,7 @@ fn a_run_goes_on_after_memory_ran_out() {
     assert_eq!(read(&stream, &y), 1);
 }
 
-/// PyTorch first releases its cached memory before it returns an error, and so do we.
+/// Checks that cached memory is released before a request fails, as in PyTorch.
 #[test]
 fn cached_memory_goes_back_before_a_request_fails() {
     let torch = Torch::new(&sim(1), "policy:pytorch");
@@ -151,7 +151,7 @@ fn wrong_arguments_are_refused() {
     }
 }
 
-/// An observer of ours that panics: the caller gets a status, and the allocator works on.
+/// An observer panics: the caller gets a status, and the allocator continues to work.
 #[test]
 fn a_panic_does_not_unwind_into_c() {
     let torch = Torch::small();

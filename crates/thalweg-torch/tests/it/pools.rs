@@ -63,7 +63,7 @@ fn a_pool_serves_its_thread() {
     );
 }
 
-/// `torch.cuda.graph(g, pool=pool.id)`, and then `del pool`: the graph holds the pool, and replays where it was captured.
+/// Runs `torch.cuda.graph(g, pool=pool.id)` and then `del pool`: the graph keeps the pool, and can be replayed.
 #[test]
 fn a_graph_outlives_the_program_s_hold_on_its_pool() {
     let torch = Torch::small();
@@ -107,7 +107,7 @@ fn options_hold_for_requests_to_come() {
     delete(&torch, (0, 2));
 }
 
-/// A source of segments that makes addresses up, and counts.
+/// A source of segments that invents their addresses, and counts them.
 #[derive(Default)]
 struct Source {
     taken: AtomicU64,

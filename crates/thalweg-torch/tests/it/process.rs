@@ -49,7 +49,7 @@ fn memory_is_freed_on_another_thread() {
     assert!(torch.statistics(0).reserved_bytes.all.peak <= 2 << 20);
 }
 
-/// Forks, and says whether `check` held in the child.
+/// Forks, and returns whether `check` passed in the child.
 fn in_child(check: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child runs the check and leaves without unwinding or running anything of the parent's.
     let child = unsafe {
@@ -115,7 +115,7 @@ fn a_child_may_be_the_first_to_use_a_gpu() {
     assert!(holds);
 }
 
-/// All that is alive when the allocator is destroyed goes with it, in any order.
+/// Checks that whatever is alive when the allocator is destroyed is released with it, in any order.
 #[test]
 fn everything_may_be_alive_at_the_end() {
     let devices = sim(1);
@@ -146,7 +146,7 @@ fn everything_may_be_alive_at_the_end() {
     assert_eq!(allocator.statistics().reserved_bytes.all.current, 0, "nothing was leaked");
 }
 
-/// A program in Rust that forks while another of its threads allocates: the child's lock may be that thread's, for ever.
+/// A program in Rust that forks while another of its threads allocates: the lock may be locked in the child for ever.
 #[test]
 fn a_child_that_was_forked_beside_an_allocating_thread_is_refused() {
     let driver = thalweg_sim::SimDriver::new(SimConfig::default()).unwrap();

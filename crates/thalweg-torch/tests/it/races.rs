@@ -1,5 +1,5 @@
-//! PyTorch's sequences under every schedule of the simulated device, watched by the sanitizer: it knows what CUDA promises, and
-//! sees a missing wait, a block that is reused too early, and what was not given back.
+//! PyTorch's sequences of calls under every schedule of the simulated device, watched by the sanitizer, which detects missing waits,
+//! blocks that are reused too early, and leaks.
 
 use thalweg_driver::FillPattern;
 use thalweg_runtime::sim::{Check, Gpu, Problem};
@@ -29,7 +29,7 @@ fn reserved_mib(torch: &Torch) -> i64 {
     torch.statistics(0).reserved_bytes.all.current >> 20
 }
 
-/// Prefetches on a side stream, with each way of saying so.
+/// Prefetches on a side stream, in each way in which PyTorch can record that.
 fn prefetch(torch: &std::sync::Arc<Torch>, say: impl Fn(&Storage, &Stream)) {
     let (main, side) = (torch.default_stream(0), torch.stream(0));
     let sum = torch.full(65536, 0, &main);
@@ -51,7 +51,7 @@ fn a_prefetched_batch_is_not_overwritten() {
     }
 }
 
-/// Prefetching that is not reported to the allocator: the sanitizer has to see it, or the tests above say nothing.
+/// Prefetching without `record_stream`: the sanitizer must report it, otherwise the tests above prove nothing.
 #[test]
 fn a_forgotten_record_stream_is_found() {
     let failure = Check::new().seeds(0..20).memory_bytes(64 * MIB).without_shrinking().find(|gpu| {
@@ -87,7 +87,7 @@ fn replays_and_eager_work_keep_out_of_each_others_memory() {
     });
 }
 
-/// The free memory of the pool is in pieces, and is put together at other addresses; a replay runs through both.
+/// The free memory of the pool is fragmented, and is mapped together at other addresses. A replay uses both.
 #[test]
 fn a_captures_memory_is_stitched() {
     program("expandable_page_mb:2", |_, torch| {
@@ -118,7 +118,7 @@ fn a_captures_memory_is_stitched() {
     });
 }
 
-/// Memory that the program frees while it captures serves the capture alone. The work that had it may still be under way.
+/// Memory that the program frees during a capture may only serve the capture. The work that used it may still be running.
 #[test]
 fn a_capture_gets_what_is_freed_meanwhile() {
     program("expandable_page_mb:2", |_, torch| {
@@ -136,7 +136,7 @@ fn a_capture_gets_what_is_freed_meanwhile() {
     });
 }
 
-/// A graph is deleted while it runs on a stream that the allocator has never heard of.
+/// A graph is deleted while it runs on a stream that is unknown to the allocator.
 #[test]
 fn a_graph_may_be_dropped_while_it_runs() {
     program("", |gpu, torch| {

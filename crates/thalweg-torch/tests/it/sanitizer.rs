@@ -10,7 +10,7 @@ use thalweg_torch::{Allocator, Sanitizer, Source, Status};
 
 use crate::support::{Answer, answer};
 
-/// A program on a watched device: its lines are numbered by the calls that name them.
+/// A program on a watched device, whose source lines are the numbers of its calls.
 struct Program {
     allocator: Allocator,
     device: thalweg_runtime::Device,

@@ -1,4 +1,4 @@
-//! [`Torch`]: a caller that makes PyTorch's calls in PyTorch's order, through the exported functions alone.
+//! [`Torch`]: a caller that makes PyTorch's calls in PyTorch's order, using only the exported functions.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub fn answer<T>(status: Status, value: T) -> Answer<T> {
     if status == Status::Ok { Ok(value) } else { Err((status, message())) }
 }
 
-/// PyTorch's process. Closing it ends the process: live memory is released.
+/// The process of PyTorch. Dropping it ends the process: live memory is released.
 pub struct Torch {
     pub devices: Vec<Device>,
     allocator: *mut Allocator,
@@ -65,7 +65,7 @@ impl Torch {
         unsafe { self.allocator.as_ref() }
     }
 
-    /// Returns a CUDA stream, as `torch.cuda.Stream()` has one, and the means to give it work.
+    /// Returns a CUDA stream, as of `torch.cuda.Stream()`, and a handle for queueing work on it.
     pub fn stream(&self, device: usize) -> Stream {
         let cuda_stream = Stream::new(&self.devices[device]).unwrap().cuda_stream().unwrap();
         self.wrap(device, cuda_stream)
@@ -90,7 +90,7 @@ impl Torch {
         answer(status, address)
     }
 
-    /// Marks as the shims do a stream that PyTorch did not make.
+    /// Marks a stream as one that PyTorch did not make, as the shims do.
     pub fn set_transient(&self, cuda_stream: u64) {
         // SAFETY: the allocator is open.
         answer(unsafe { thalweg_set_stream_transient(self.raw(), 0, cuda_stream) }, ()).unwrap();
@@ -191,7 +191,7 @@ impl Torch {
         answer(status, collected.into_inner()).unwrap()
     }
 
-    /// Returns what a function writes.
+    /// Returns the text that a function writes.
     pub fn text(
         &self,
         call: impl FnOnce(Option<&Allocator>, Write, *mut c_void) -> Status,
@@ -231,7 +231,7 @@ impl Storage {
         answer(status, ()).unwrap();
     }
 
-    /// Takes the deleter away, as graph trees do with tensors whose memory they take back: the drop does nothing.
+    /// Removes the deleter, as graph trees do with tensors whose memory they reuse: dropping the tensor then does nothing.
     pub fn without_deleter(mut self) -> u64 {
         std::mem::replace(&mut self.address, 0)
     }

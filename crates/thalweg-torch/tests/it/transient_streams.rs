@@ -1,5 +1,5 @@
-//! Streams that PyTorch did not make, whose owners destroy them without a word: a GPU's driver does not survive it to be named one
-//! then, and the simulated one counts.
+//! Streams that PyTorch did not make, which their owners destroy without notice. A GPU's driver crashes if a call names one
+//! afterwards; the simulated one counts such calls.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::support::{Answer, MIB, Storage, Torch, answer, cuda_stream, fill};
 const SETTINGS: [&str; 5] =
     ["", "expandable_page_mb:2", "cross_stream_reuse:ordered", "expandable_segments:False", "policy:pytorch"];
 
-/// Writes the first and the last bytes of memory.
+/// Writes the first and the last bytes of a block.
 fn use_ends(stream: &Stream, storage: &Storage) {
     for first in [0, storage.bytes - 1024] {
         let pointer = DevicePointer::new(storage.address + first);
@@ -43,7 +43,7 @@ impl Machine {
         answer(status, address)
     }
 
-    /// Leaves memory behind that was made on an external stream, and freed after or before the stream was destroyed.
+    /// Makes every call that searches for memory on other streams, or releases memory.
     fn leave_memory_behind(&self, bytes: u64, is_transient: bool, freed_first: bool) {
         let external = self.driver.external_stream_create(0, 0, false).unwrap();
         if is_transient {
@@ -88,7 +88,8 @@ fn a_transient_stream_is_not_named_when_it_may_be_gone() {
     }
 }
 
-/// Memory that another stream has cached does not serve a transient one: the free would name it.
+/// Checks that a transient stream gets no block that another stream has cached, because the free of that block would name the
+/// transient stream.
 #[test]
 fn a_transient_stream_borrows_no_block() {
     for settings in SETTINGS {
@@ -109,7 +110,7 @@ fn a_transient_stream_borrows_no_block() {
     }
 }
 
-/// Or the tests above say nothing.
+/// Checks that an ordinary stream is named in such calls, otherwise the tests above prove nothing.
 #[test]
 fn a_stream_that_is_not_transient_is_named() {
     let machine = Machine::new("");
@@ -171,7 +172,8 @@ fn work_of_a_transient_stream_is_waited_for() {
     }
 }
 
-/// PyTorch and its libraries name the legacy default stream in two ways, and the one of another context by that.
+/// PyTorch and its libraries use two handles for the legacy default stream; in another context, one of them refers to that context's
+/// stream.
 #[test]
 fn the_legacy_default_stream_has_two_numbers() {
     let machine = Machine::new("");

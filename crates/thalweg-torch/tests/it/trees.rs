@@ -1,4 +1,4 @@
-//! Checkpoints, as the graph trees of `torch.compile(mode="reduce-overhead")` call for them.
+//! Checkpoints, as graph trees of `torch.compile(mode="reduce-overhead")` use them.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -127,7 +127,7 @@ fn a_state_can_be_restored_again_and_again() {
     drop(root);
 }
 
-/// The warm-up of graph trees: the pool is used by a stream that captures nothing, as it is in `torch.cuda.use_mem_pool`.
+/// The warm-up of graph trees: a stream that does not capture uses the pool, as in `torch.cuda.use_mem_pool`.
 #[test]
 fn a_checkpoint_is_taken_and_restored_while_a_pool_is_used() {
     let torch = Torch::small();

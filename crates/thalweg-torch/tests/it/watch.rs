@@ -171,7 +171,7 @@ fn words_stand_beside_events() {
     }
 }
 
-/// Questions of later versions of PyTorch: where a block comes from, words for it after the fact, and what pools hold.
+/// Calls that later versions of PyTorch make: the pool of a block, metadata that is added later, and the contents of pools.
 #[test]
 fn blocks_and_pools_can_be_asked_about() {
     unsafe extern "C" fn reported(user: *mut c_void, first: u64, second: u64, reserved: *const StatisticC) {
@@ -202,7 +202,7 @@ fn blocks_and_pools_can_be_asked_about() {
     torch.release((0, 5)).unwrap();
 }
 
-/// A recorder that keeps the numbers that it received, until it must forget them.
+/// A recorder that keeps the stacks that it received until it must forget them.
 #[derive(Default)]
 struct Numbers(Mutex<(BTreeSet<u32>, usize)>);
 

@@ -63,7 +63,7 @@ pub fn launched(body: impl FnOnce(&ProcessGroup) -> Result<()>) -> Result<bool> 
     Ok(true)
 }
 
-/// Returns a rank's part of a step's batch: pairs of numbers, and the answers.
+/// Returns a rank's part of a step's batch: pairs of numbers, and the sum and product of each.
 pub fn samples(group: &ProcessGroup, step: usize, batch: usize) -> Result<[Tensor; 2]> {
     let own = batch / group.size() as usize;
     let first = group.rank() as usize * own;

@@ -1,4 +1,4 @@
-//! Lets a rank of a job fail, and shows which errors the others get, and when.
+//! Lets one rank of a job fail, and shows which errors the other ranks get, and when.
 //!
 //! ```text
 //! cargo run -p thalweg --example faults -- --fault stall            # 3 simulated ranks, a thread each
@@ -27,7 +27,7 @@ usage: faults [--fault kill|stall|late|none] [--at STEP] [--timeout SECONDS] [--
 
   --fault F    what the last rank does (default stall; kill and late need a process per rank)
   --at N       the step at which it fails, of 400 (default 200)
-  --exit       a rank that was told ends its process at once, where it has one
+  --exit       a rank that gets an error ends its process at once
   --timeout S  how long a rank waits for another (default 8)";
 
 /// The steps of the job.

@@ -1,5 +1,5 @@
-//! Trains a network whose parameters are sharded over several ranks, writes a checkpoint half way, and continues from it on half
-//! of the ranks.
+//! Trains a network whose parameters are sharded over several ranks, writes a checkpoint halfway, and continues from it on half of
+//! the ranks.
 //!
 //! ```text
 //! cargo run -p thalweg --example fsdp                                   # all GPUs of the machine, or 4 simulated ones, a thread per device
@@ -75,8 +75,8 @@ fn made(group: &ProcessGroup) -> Result<(FullyShard<Network>, Adam)> {
     Ok((network, optimizer))
 }
 
-/// Trains from one step to the end as one rank, and returns the losses of the full batches. The checkpoint is written half way,
-/// and read if the steps begin there.
+/// Trains from one step to the end as one rank, and returns the losses of the full batches. A run from the first step writes the
+/// checkpoint halfway; other runs read it.
 fn train(group: &ProcessGroup, first: usize, checkpoint: &Path, advance: impl Fn()) -> Result<Vec<f32>> {
     let (network, optimizer) = made(group)?;
     if first > 0 {

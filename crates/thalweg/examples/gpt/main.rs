@@ -1,4 +1,4 @@
-//! Trains a small transformer on nine sonnets, character by character, and lets it write.
+//! Trains a small transformer on nine sonnets, character by character, and generates text with it.
 //!
 //! ```text
 //! cargo run --release --example gpt                       # the GPU if there is one, else the simulated GPU

@@ -22,7 +22,7 @@ impl Requests {
         }
     }
 
-    /// Counts the requests during some work.
+    /// Counts the requests for memory while a function runs.
     fn during(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Self> {
         let before = Self::so_far(device);
         work()?;

@@ -77,7 +77,7 @@ fn bars(out: &mut String, title: &str, groups: &[(String, Vec<Bar>)]) {
 }
 
 fn bar_legend(out: &mut String, y: f64) {
-    for (class, x) in [("p50", WIDTH - 120.0), ("p95", WIDTH - 56.0)] {
+    for (class, x) in [("p50", 300.0), ("p95", 364.0)] {
         let _ = writeln!(
             out,
             "<rect class=\"{class}\" x=\"{x}\" y=\"{:.1}\" width=\"12\" height=\"12\" rx=\"2\"/>\

@@ -82,7 +82,7 @@ impl Row {
 
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// The content of the table, and its unit.
+    /// The caption of the table, with the unit of its figures.
     pub caption: String,
     /// The headings: of the rows' names, then of the figures.
     pub columns: Vec<&'static str>,

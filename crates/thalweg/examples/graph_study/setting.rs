@@ -48,7 +48,7 @@ impl Setting {
         Ok(Self { device, rounds, layers, networks, inputs })
     }
 
-    /// Returns the first network, which most parts work with.
+    /// Returns the network that most parts of the study use.
     pub fn network(&self) -> &Network {
         &self.networks[0]
     }

@@ -1,4 +1,4 @@
-//! The example `graph_study`: its checks hold, and terminal, page and JSON have the same figures.
+//! The example `graph_study`: its checks hold, and its text, page and JSON have the same figures.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ impl Drop for Folder {
     }
 }
 
-/// The value of a key in a flat line of JSON, without its quotes.
+/// Returns the value of a key in a flat line of JSON, without its quotes.
 fn value<'a>(line: &'a str, key: &str) -> &'a str {
     let (_, rest) = line.split_once(&format!("\"{key}\": ")).unwrap_or_else(|| panic!("no {key} in {line}"));
     rest.split([',', '}']).next().expect("a split has a first part").trim_matches('"')

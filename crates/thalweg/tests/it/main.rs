@@ -11,7 +11,7 @@ use thalweg::module::Module;
 use thalweg::random::Generator;
 use thalweg::serialize;
 
-/// An example's program, which cargo builds beside the tests. `None`, with a message, if only the tests were copied.
+/// Returns an example's program, which cargo builds beside the tests. `None`, with a message, if only the tests were copied.
 fn example(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().expect("a running test has a path");
     let folders = test.ancestors().skip(1).take(2);
@@ -43,7 +43,7 @@ fn printed(program: &PathBuf, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// An example refuses a command line with these words.
+/// Checks that an example refuses a command line with these words.
 fn refuses(program: &PathBuf, arguments: &[&str], words: &str) -> Output {
     let output = run(program, arguments);
     let text = String::from_utf8_lossy(&output.stderr);

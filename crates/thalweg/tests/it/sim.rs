@@ -4,10 +4,10 @@ use thalweg::sanitizer::FindingKind;
 use thalweg::sim::{Check, Gpu, Problem};
 use thalweg::{DType, Result, Stream, Tensor};
 
-/// The way in which a batch is passed from the copy stream to the main one.
+/// The way in which the main stream waits for a batch from the copy stream.
 #[derive(Clone, Copy, PartialEq)]
 enum HandOver {
-    /// Not at all.
+    /// No synchronisation at all.
     Unordered,
     /// The main stream waits; the memory stays the copy stream's.
     Waits,

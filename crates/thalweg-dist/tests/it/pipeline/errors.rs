@@ -24,7 +24,7 @@ fn says(error: &Error, wanted: &str) {
     assert!(error.to_string().contains(wanted), "{error}");
 }
 
-/// Makes a pipeline of two ranks with one layer each, and hands it over.
+/// Makes a pipeline of two ranks with one layer each, and calls a function with it.
 fn with_pipeline(
     group: &ProcessGroup,
     schedule: &Schedule,

@@ -1,4 +1,4 @@
-//! The schedules against those that PyTorch makes, which `tests/goldens/make_schedules.py` writes to a file.
+//! The schedules compared with PyTorch's, which `tests/goldens/make_schedules.py` writes to a file.
 
 use thalweg_dist::pipeline::Schedule;
 use thalweg_runtime::Result;

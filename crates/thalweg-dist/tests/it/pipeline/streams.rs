@@ -1,4 +1,4 @@
-//! Inference over streams against the same stages on one device.
+//! Streaming inference, compared with the same stages on one device.
 
 use thalweg_dist::pipeline::{Pipeline, PipelineOptions, PipelineStage, Schedule};
 use thalweg_dist::{ProcessGroup, run_ranks, simulated_devices};

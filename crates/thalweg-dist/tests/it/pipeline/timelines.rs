@@ -1,4 +1,4 @@
-//! Timelines against the textbook's bubbles, and measured ones.
+//! Planned timelines compared with the textbook's bubbles, and measured timelines.
 
 use thalweg_dist::pipeline::{
     Computation, Pipeline, PipelineOptions, PipelineStage, Schedule, Timeline, TimelineSpan,
@@ -9,7 +9,7 @@ use thalweg_runtime::Result;
 use super::training::Layers;
 use crate::support::{batch, loss};
 
-/// The bubble of a schedule whose computations all take as long: a whole backward pass is two of them.
+/// Returns the bubble of a schedule in which a forward pass and each half of a backward pass take equally long.
 fn bubble(schedule: Result<Schedule>) -> f64 {
     let cost = |computation| if computation == Computation::FullBackward { 2.0 } else { 1.0 };
     Timeline::planned(&schedule.unwrap(), |action| cost(action.computation)).unwrap().bubble_share()

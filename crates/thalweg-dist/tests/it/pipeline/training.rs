@@ -1,4 +1,4 @@
-//! Training by stages against the same microbatches through all stages on one device.
+//! Training by pipeline stages, compared with all stages on one device with the same microbatches.
 
 use thalweg_dist::pipeline::{Pipeline, PipelineOptions, PipelineStage, Schedule};
 use thalweg_dist::{ProcessGroup, run_ranks, simulated_devices};
@@ -40,7 +40,7 @@ pub struct Trained {
     pub parameters: Vec<Vec<f32>>,
 }
 
-/// Trains on one device: microbatch by microbatch, in the order of the backward passes of the schedules that keep it.
+/// Trains on one device, microbatch by microbatch, in the order in which most schedules run the backward passes.
 fn alone(device: &Device, stages: usize, microbatches: usize, steps: u64) -> Result<Trained> {
     let layers: Vec<Layers> =
         (0..stages).map(|stage| Layers::new(stage, stages, device)).collect::<Result<_>>()?;
@@ -217,7 +217,7 @@ fn an_evaluation_runs_forward_only_and_leaves_no_gradients() {
     .unwrap();
 }
 
-/// Returns how many bytes a rank has in the hands of its program, and how many it has taken from its device, at most.
+/// Returns the peaks of the bytes that a rank's program has allocated and that its allocator has reserved.
 fn peaks(schedule: &Schedule) -> Vec<[u64; 2]> {
     const WIDTH: usize = 512;
     run_ranks(&simulated_devices(2).unwrap(), |group| {

@@ -41,7 +41,7 @@ use crate::library::ElementFormat;
 use crate::{Code, Error, Result};
 
 /// The interval at which an abort checks whether a call is done.
-const LOOK: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The statuses that leave a communicator usable: they report a wrong argument or a wrong use.
 const MISTAKES: [u32; 2] = [4, 5];
@@ -167,7 +167,7 @@ impl Communicator {
             match self.in_use.try_lock() {
                 Some(guard) => return Some(guard),
                 None if begin.elapsed() >= limit => return None,
-                None => std::thread::sleep(LOOK),
+                None => std::thread::sleep(CHECK_INTERVAL),
             }
         }
     }

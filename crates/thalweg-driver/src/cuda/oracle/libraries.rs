@@ -1,4 +1,4 @@
-//! Numbers of the libraries that are not entries of a list of numbers, and the names of errors.
+//! Constants of the libraries that are not members of an enumeration, and the names of errors.
 
 use super::*;
 use crate::cuda::blaslt::epilogue;

@@ -469,9 +469,9 @@ impl Cupti {
     /// Returns a moment in both clocks: of several readings, the one with the least time between its two readings of the
     /// host's clock.
     fn clock(&self) -> Result<Clock> {
-        const LOOKS: usize = 16;
+        const CLOCK_READINGS: usize = 16;
         let mut best: Option<(Duration, Clock)> = None;
-        for _ in 0..LOOKS {
+        for _ in 0..CLOCK_READINGS {
             let (before, mut library) = (Instant::now(), 0);
             // SAFETY: writes one number.
             self.check(unsafe { self.table.timestamp(&raw mut library) })?;

@@ -1,7 +1,7 @@
 #pragma once
 #include "arguments.cuh"
 
-// Stores a sum with what stands beside it.
+// Stores a sum after applying the operations that are fused with it.
 static __device__ __forceinline__ void finish(const arguments& x, const u32 row, const u32 column, f32 value) {
     if ((x.flags & 16) != 0) {
         value = value + LOAD(x.bias[column]);

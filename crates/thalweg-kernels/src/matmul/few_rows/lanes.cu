@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     u32 first = blockIdx.x * each + own_line;
     const f32* lines[LINES];
     FIND_LINES
-    // While the kernel in front is at work, weights come into the L2.
+    // While the previous kernel is running, weights are prefetched to the L2 cache.
     launch_dependents();
     for (u32 at = (part * 32 + lane) * (8 * 4); at < terms; at += split * 32 * (8 * 4)) {
         #pragma unroll
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     const f32* const left_rows = x.a;
     const u64 left_step = x.a_leading_dimension;
 #endif
-    // A block that has more rows of W begins to read the next while the sums of these are put together.
+    // A block that has more rows of W begins to read the next ones while the sums of these are combined.
     for (u32 line = first; line - own_line < columns; line = first) {
         f32 sums[ROWS][LINES] = {};
         while (start < terms) {

@@ -1,5 +1,5 @@
-// A warp has eight rows of W at a time, the right factor of products by the tensor cores, whose left one has the rows of A. The warps of a block share eight rows of W
-// where these are long or few, and take their terms in turn.
+// A warp processes eight rows of W at a time, which are the right factor of tensor-core products; the left factor is the rows of A.
+// If these rows are long or few, the warps of a block share eight rows of W and take their terms alternately.
 #ifndef NAME
 #define HALF
 #include "../../defaults.cuh"
@@ -12,7 +12,7 @@
 #include "finish.cuh"
 #include "normalize.cuh"
 
-// Steps whose terms of A are loaded together: of DEPTH, and half of them.
+// The number of steps whose terms of A are loaded together: DEPTH, and half of it.
 #define GROUP 4
 
 #if __CUDA_ARCH__ >= 800
@@ -25,12 +25,12 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     const u32 each = 8 / split, apart = gridDim.x * each;
     // The row of A that the lane has, and its first term.
     const u32 line = lane / 4, begin = part * 32 + lane % 4 * 8, step = split * 32;
-    // As many steps for each warp, GROUP of them together.
+    // The same number of steps for each warp, GROUP of them at a time.
     const u32 steps = ((terms + step - 1) / step + GROUP - 1) / GROUP * GROUP;
     u32 group = blockIdx.x * each + warp / split;
     pieces<Element> weights{x.b, x.b_leading_dimension, columns, terms, group, apart, begin, step, steps, 0, nullptr, slots + thread};
     weights.find_row();
-    // While the kernel in front is at work, weights come into the L2: 128 bytes per lane.
+    // While the previous kernel is running, weights are prefetched to the L2 cache, 128 bytes per lane.
     launch_dependents();
     for (u32 at = (part * 4 + lane % 4) * 64; at < terms; at += split * 256) {
         prefetch(weights.row + at);
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     }
 }
 #else
-// The host launches nothing here.
+// Nothing to launch when the host compiles this file.
 extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }

@@ -27,8 +27,8 @@ struct arguments {
 
 typedef pack<f32, 4> quad;
 
-// A factor as a thread sees it: rows of op(A) or columns of op(B) are its lines. Neighbours in memory are terms of one line, or
-// lines of one term. Of a tile of 64 terms a thread moves the quad at (line, term), and every 32 terms further the next.
+// A factor as a thread sees it: its lines are rows of op(A) or columns of op(B). Neighbours in memory are terms of one line, or lines
+// of one term. Of a tile of 64 terms, a thread moves the quad at (line, term) and the quads 32 terms later.
 template <u32 LINES> struct factor {
     const f32* at;
     u64 half;
@@ -51,12 +51,12 @@ template <u32 LINES> struct factor {
         at = elements + (along ? (first_line + line) * leading_dimension + term
                                : term * leading_dimension + first_line + line);
         half = along ? 32 : 32 * leading_dimension;
-        // Before this term a whole quad is inside.
+        // Before this term, a complete quad is inside of the matrix.
         const bool whole = quads && (along ? line < lines : line + 4 <= lines);
         quad_terms = !whole ? 0 : along ? terms / 4 * 4 : terms;
     }
 
-    // The quads of the tile whose first term this is; `at` is in that tile. Elements beyond the edges are zeros.
+    // The quads of the tile that begins with this term; `at` is relative to that tile. Elements beyond the edges are zeros.
     __device__ __forceinline__ void load(const u32 first_term, quad (&parts)[LINES / 16]) const {
         #pragma unroll
         for (u32 part = 0; part < LINES / 16; ++part) {
@@ -91,7 +91,7 @@ template <u32 LINES> struct factor {
 
 extern "C" __global__ void __launch_bounds__(256)
 NAME(const __grid_constant__ arguments x) {
-    // Term by term, with room between that spreads the banks.
+    // Term by term, with gaps so that accesses are spread over the banks.
     alignas(16) __shared__ f32 memory[2 * 64 * (20 + 36)];
     f32 (*const a_tiles)[64][20] = (f32 (*)[64][20])memory;
     f32 (*const b_tiles)[64][36] = (f32 (*)[64][36])(memory + 2 * 64 * 20);
@@ -161,13 +161,13 @@ NAME(const __grid_constant__ arguments x) {
     for (u32 i = 0; i < 4; ++i) {
         *(quad*)&parts[warp][row + i][column] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
         if (sums_rows) {
-            // Of one term of 64 for four rows, or of four terms for one row.
+            // One term out of 64 for four rows, or four terms for one row.
             row_parts[a.along_terms ? a.line : a.line + i][a.along_terms ? a.term + i : a.term] = row_sums.element[i];
         }
     }
     __syncthreads();
     if (sums_rows) {
-        // Sixteen threads a row, four terms each.
+        // Sixteen threads per row, with four terms each.
         const u32 of_row = threadIdx.x / 16;
         const quad own = *(const quad*)&row_parts[of_row][threadIdx.x % 16 * 4];
         f32 sum = own.element[0] + own.element[1];

@@ -1,5 +1,6 @@
-// Pieces of eight rows of an integer weight become floats of A's dtype, the right factor of products by the tensor cores, whose left one has the rows of A. The warps of a
-// block share eight rows where these are long or few, and take their pieces in turn.
+// Pieces of eight rows of an integer weight are converted to floats of A's dtype, and are the right factor of tensor-core products;
+// the left factor is the rows of A. If these rows are long or few, the warps of a block share eight rows and take their pieces
+// alternately.
 #ifndef NAME
 #define HALF
 #include "../../defaults.cuh"
@@ -70,7 +71,7 @@ static __device__ __forceinline__ uint4 converted(const u32 word, const u32 scal
     numbers.w = fma_pair(fma_pair(lower_bits(word >> 8), ONE, LESS), scale, zero);
     return numbers;
 }
-// Eight numbers of A in the same pairs.
+// Eight numbers of A, in the same pairs.
 static __device__ __forceinline__ uint4 paired(const uint4 row) {
     return {__byte_perm(row.x, row.z, 0x5410), __byte_perm(row.x, row.z, 0x7632),
             __byte_perm(row.y, row.w, 0x5410), __byte_perm(row.y, row.w, 0x7632)};
@@ -103,7 +104,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
 #if IS_INT8
     const u32 full = 0;
 #else
-    // Steps in which every lane has terms. There, a lane that has no row loads the last one: what is multiplied for rows that the result has not is not kept.
+    // The steps in which every lane has terms. A lane without a row loads the last row: products for rows that the result does not
+    // have are not stored.
     const u32 last = part * 64 + 48, full = last < bytes ? ((bytes - last - 1) / step + 1) / TOGETHER * TOGETHER : 0;
     const u32 group_bits = 31 - __clz(u32(x.group));
 #endif
@@ -138,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     }
 }
 #else
-// The host launches nothing here.
+// Nothing to launch when the host compiles this file.
 extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }

@@ -115,7 +115,7 @@ class SegmentMap {
   note(segments, placed, astray) {
     const { size } = this.page.device.segments;
     const reserved = segments.reduce((sum, segment) => sum + size[segment], 0);
-    const outside = astray > 0 ? `; ${countText(astray)} live ${astray === 1 ? "block lies" : "blocks lie"} in no known segment` : "";
+    const outside = astray > 0 ? `; ${countText(astray)} live ${astray === 1 ? "block is" : "blocks are"} in no known segment` : "";
     byId("segments-note").textContent =
       `${countText(segments.length)} at this moment, ${bytesText(reserved)}, of which ${bytesText(Math.max(0, reserved - placed))} free${outside}`;
   }

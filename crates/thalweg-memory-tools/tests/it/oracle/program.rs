@@ -60,7 +60,7 @@ struct Writer {
     /// The allocated blocks, the latest last.
     live: Vec<usize>,
     pending: Vec<usize>,
-    /// Sizes that recur, as those of layers do.
+    /// Sizes that occur repeatedly, as the sizes of layers do.
     sizes: Vec<u64>,
 }
 

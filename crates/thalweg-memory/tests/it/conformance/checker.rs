@@ -40,9 +40,9 @@ fn reaches(clock: &Clock, (stream, point): Point) -> bool {
 struct Inner {
     /// The number of actions on each stream.
     now: Clock,
-    /// The progress of the device.
+    /// The progress of the device on each stream.
     done: Clock,
-    /// The work that each stream's later work waits for.
+    /// For each stream, the work that its later work waits for.
     after: BTreeMap<StreamId, Clock>,
     /// The live events: their stream, their point on it, and the work that they are ordered after.
     events: BTreeMap<EventId, (StreamId, u64, Clock)>,
@@ -61,7 +61,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// The work that the stream's next work is ordered after.
+    /// Returns the work that the stream's next work is ordered after.
     fn clock(&self, stream: StreamId) -> Clock {
         let mut clock = self.after.get(&stream).cloned().unwrap_or_default();
         clock.insert(stream, self.now.get(&stream).copied().unwrap_or(0));

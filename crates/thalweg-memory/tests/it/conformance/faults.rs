@@ -1,4 +1,4 @@
-//! Every call of the upstream fails in turn, over a program that reaches every stage of the slow path, in every set-up.
+//! Makes each call of the upstream fail in turn, in a program that reaches every stage of the slow path, for every set-up.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn assert_valid(trial: &Trial) {
     while !survives(|| trial.assert_valid()) {}
 }
 
-/// A small device, two streams that use each other's blocks and wait, pages that move, a capture, a pool, a limit.
+/// Returns a small device, two streams that use each other's blocks and wait, pages that move, a capture, a pool, a limit.
 fn thorough_program() -> Vec<ProgramStep> {
     let allocate = |bytes, stream| ProgramStep::Allocate { bytes, stream };
     let free = |block| ProgramStep::Free { block, elsewhere: false };

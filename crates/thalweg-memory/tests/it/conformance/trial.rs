@@ -26,7 +26,7 @@ pub enum Pools {
     NoSplit,
     /// Pools that serve other requests when memory is short.
     UseOnOom,
-    /// Pools with a source of segments of their own, which is the upstream by another way.
+    /// Pools that get their segments from a source of their own, which passes requests on to the same upstream.
     Sourced,
 }
 

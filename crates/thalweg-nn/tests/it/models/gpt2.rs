@@ -41,8 +41,8 @@ impl Network for GPT2LMHeadModel {
     }
 }
 
-/// A model whose tokens differ: with random weights of 0.02 every token would have nearly the same scores.
-fn talkative(device: &Device) -> GPT2LMHeadModel {
+/// Returns a model whose predicted tokens differ: with the usual random weights, every token would have nearly the same score.
+fn with_distinct_predictions(device: &Device) -> GPT2LMHeadModel {
     let config = GPT2Config { vocab_size: 61, n_positions: 20, n_embd: 64, n_layer: 3, n_head: 2 };
     let model = GPT2LMHeadModel::new(config, &mut Generator::new(4), device).unwrap();
     no_grad(|| {
@@ -58,7 +58,7 @@ fn talkative(device: &Device) -> GPT2LMHeadModel {
 #[test]
 fn a_decoder_continues_as_the_model_does() {
     let device = device();
-    let model = talkative(&device);
+    let model = with_distinct_predictions(&device);
     let decoder = model.decoder(DecodeOptions { dtype: DType::F32, ..DecodeOptions::default() }).unwrap();
     for prompt in [&[5_i64][..], &[7, 60, 0, 33]] {
         let count = 20 - prompt.len();
@@ -77,7 +77,7 @@ fn a_decoder_continues_as_the_model_does() {
 #[test]
 fn a_captured_step_in_16_bits_continues_likewise_and_draws_by_temperature() {
     let device = device();
-    let model = talkative(&device);
+    let model = with_distinct_predictions(&device);
     for (dtype, temperature) in [(DType::Bf16, None), (DType::F16, None), (DType::Bf16, Some(0.7))] {
         let decoder =
             model.decoder(DecodeOptions { dtype, temperature, ..DecodeOptions::default() }).unwrap();
@@ -98,9 +98,9 @@ fn a_captured_step_in_16_bits_continues_likewise_and_draws_by_temperature() {
 #[test]
 fn a_decoder_with_integers_continues_as_one_with_the_floats_that_they_stand_for() {
     let device = device();
-    let model = talkative(&device);
+    let model = with_distinct_predictions(&device);
     for format in [IntegerFormat::Int8, IntegerFormat::Int4 { group: 32 }] {
-        let rounded = talkative(&device);
+        let rounded = with_distinct_predictions(&device);
         no_grad(|| {
             for (name, weight) in rounded.state_dict() {
                 if !(weight.rank() == 2 && name.contains(".c_")) {
@@ -132,7 +132,7 @@ fn a_decoder_with_integers_continues_as_one_with_the_floats_that_they_stand_for(
 #[test]
 fn what_a_decoder_cannot_continue_is_refused() {
     let device = device();
-    let model = talkative(&device);
+    let model = with_distinct_predictions(&device);
     let decoder = model.decoder(DecodeOptions::default()).unwrap();
     for (prompt, count, part) in [
         (&[][..], 1, "1 to 20 tokens"),

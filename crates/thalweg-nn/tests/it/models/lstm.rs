@@ -1,4 +1,4 @@
-//! A language model of two layers of LSTM over packed sequences, whose decoder shares the weight of its embedding.
+//! A language model: a two-layer LSTM over packed sequences, whose decoder shares the weight of its embedding.
 
 use thalweg_nn::functional::cross_entropy;
 use thalweg_nn::module::{

@@ -39,7 +39,7 @@ trait Network: Module + Sized {
 
     fn new(generator: &mut Generator, device: &Device) -> Result<Self>;
 
-    /// A model at the size that PyTorch's files have under `THALWEG_MODELS`.
+    /// Runs a model at its full size if `THALWEG_MODELS` names the folder with PyTorch's results.
     fn full(generator: &mut Generator, device: &Device) -> Result<Self> {
         Self::new(generator, device)
     }
@@ -72,7 +72,7 @@ impl Golden {
         golden
     }
 
-    /// A file that is not packed.
+    /// Opens a file that is not compressed.
     fn open(path: &Path, device: &Device) -> Self {
         let file = load(path, device).unwrap();
         let weights = file.get("weights").unwrap().state_dict().unwrap();
@@ -92,7 +92,7 @@ impl Golden {
         list.iter().map(float).collect()
     }
 
-    /// A model with the weights of the file.
+    /// Returns a model with the weights of the file.
     fn model<N: Network>(&self, dtype: DType, device: &Device) -> Result<N> {
         let mut generator = Generator::new(5);
         let mut model =
@@ -102,7 +102,7 @@ impl Golden {
         Ok(model)
     }
 
-    /// The tolerance of a tensor, relative to its greatest number: at full size in f32 at least three times the error of
+    /// Returns the tolerance of a tensor, relative to its greatest number: at full size in f32 at least three times the error of
     /// PyTorch's.
     fn tolerance(&self, dtype: DType, name: &str) -> f64 {
         match (dtype, self.file.get("errors")) {
@@ -126,7 +126,7 @@ fn float(object: &Object) -> f64 {
     *number
 }
 
-/// The greatest absolute value of a list.
+/// Returns the greatest absolute value of a list.
 fn greatest(list: &[f64]) -> f64 {
     list.iter().fold(0.0, |greatest, number| number.abs().max(greatest))
 }

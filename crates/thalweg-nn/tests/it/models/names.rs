@@ -100,7 +100,7 @@ const RESNET_NAMES: Names = &[
     ("fc.bias", &[5]),
 ];
 
-/// A file in bf16, as such files often are, with a number of its own in every tensor.
+/// Writes a file in bf16, as published files often are, in which every tensor has a different number.
 fn file(names: Names) -> StateDict {
     let mut tensors = StateDict::new();
     for (name, shape) in names {

@@ -55,7 +55,7 @@ fn generator() -> Generator {
     Generator::new(3)
 }
 
-/// Loads a checkpoint, of which nothing may be missing or left over.
+/// Loads a checkpoint that must have exactly the weights of the model.
 #[track_caller]
 fn load_whole(model: &impl PreTrainedModel, name: &str) {
     let keys = model.load_pretrained(&read(name, &device())).unwrap();

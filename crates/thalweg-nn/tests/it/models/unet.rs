@@ -11,7 +11,7 @@ use thalweg_tensor::random::Generator;
 
 use super::Network;
 
-/// A convolution with its normalization, twice.
+/// Returns a convolution with its normalization, twice.
 fn twice(inputs: usize, outputs: usize, g: &mut Generator, d: &Device) -> Result<Sequential> {
     let mut sequence = Sequential::new();
     for inputs in [inputs, outputs] {

@@ -22,7 +22,7 @@ fn options(a: &Arguments<'_>) -> TransformerLayerOptions {
     }
 }
 
-/// The masks by their names.
+/// Returns the masks by name.
 fn masks<'a>(inputs: &'a Inputs<'_>, attn_mask: &str, key_padding_mask: &str) -> AttentionMasks<'a> {
     AttentionMasks {
         key_padding_mask: inputs.named.get(key_padding_mask),
@@ -34,7 +34,7 @@ fn encoder_layer(a: &Arguments<'_>, g: &mut Generator, d: &Device) -> Result<Tra
     TransformerEncoderLayer::new(a.size("d_model"), a.size("nhead"), options(a), g, d)
 }
 
-/// The module of a sample.
+/// Returns the module of a sample.
 pub fn build(name: &str, a: &Arguments<'_>, g: &mut Generator, d: &Device) -> Result<Built> {
     Ok(match name {
         "TransformerEncoderLayer" => three(encoder_layer(a, g, d)?, |module, inputs| {
@@ -73,7 +73,7 @@ pub fn build(name: &str, a: &Arguments<'_>, g: &mut Generator, d: &Device) -> Re
     })
 }
 
-/// A layer's refusal names what was expected.
+/// Checks that the error of a layer names the expected shape.
 #[test]
 fn layers_of_transformers_refuse_what_does_not_fit() {
     let (g, d) = (&mut Generator::new(0), &crate::support::device());

@@ -103,7 +103,7 @@ def roi_align(input, rois, spatial_scale, pooled_height, pooled_width, sampling_
 
 
 def deform_conv2d(input, weight, offset, mask, bias, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups, offset_groups, use_mask):
-    """Returns the convolution of an image whose elements are read at places that offsets move."""
+    """Returns the convolution of an image whose elements are read at positions that are shifted by offsets."""
     (batch, channels, height, width), (_, _, tall, wide) = input.shape, weight.shape
     down, across = offset.shape[2:]
     moves = offset.view(batch * offset_groups, tall * wide, 2, down, across)

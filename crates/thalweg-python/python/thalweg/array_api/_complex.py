@@ -128,8 +128,8 @@ def sqrt(z):
 
 
 def _large(x, y):
-    """Returns a mask of numbers so large that 1 is negligible next to their squares, the logarithms of their magnitudes, and
-    their angles."""
+    """Returns three arrays: a mask of the numbers that are so large that 1 is negligible next to their squares; the
+    logarithms of the magnitudes of all numbers; and their angles."""
     limit = 1e8 if x.dtype == _core.float64 else 1e4
     greatest = _core.maximum(_core.abs(x), _core.abs(y))
     infinite = _core.logical_or(_core.isinf(x), _core.isinf(y))

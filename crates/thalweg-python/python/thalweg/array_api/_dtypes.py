@@ -137,7 +137,7 @@ class _Namespace:
         return {"real floating": float32, "complex floating": complex64, "integral": int64, "indexing": int64}
 
     def dtypes(self, *, device=None, kind=None):
-        """Returns dtypes by their names, of one kind or of several."""
+        """Returns dtypes by name, of one kind or of several."""
         return {name: dtype for name, dtype in NAMED.items() if kind is None or isdtype(dtype, kind)}
 
 

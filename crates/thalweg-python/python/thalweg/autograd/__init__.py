@@ -124,7 +124,8 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
 
 
 def _by_slices(outputs, inputs, gradients, options):
-    """Returns the gradients that follow from gradients which `vmap` maps: one pass for each slice. None if it maps none of them."""
+    """Returns the gradients of the inputs for output gradients that `vmap` maps over, by one pass per slice. Returns
+    None if none of the output gradients is mapped."""
     from ..func import _batching
     mapped = _batching.find(gradients)
     if not mapped:

@@ -148,7 +148,7 @@ class _Copies:
 
 @contextlib.contextmanager
 def allow_mutation_on_saved_tensors():
-    """A region in which tensors saved for backward may be written in place. The backward pass reads copies of their values."""
+    """Returns a region in which tensors saved for backward may be written in place. The backward pass reads copies of their values."""
     if _refused.is_copying:
         raise RuntimeError("allow_mutation_on_saved_tensors contexts cannot be nested")
     copies = _Copies()

@@ -213,8 +213,8 @@ class use_mem_pool:
 
 
 _LEFT_OUT = {
-    "caching_allocator_alloc": "memory comes with tensors",
-    "caching_allocator_delete": "memory goes with tensors",
+    "caching_allocator_alloc": "memory is allocated and freed with tensors",
+    "caching_allocator_delete": "memory is allocated and freed with tensors",
     "caching_allocator_enable": "memory always comes from the caching allocator",
     "CUDAPluggableAllocator": "the allocator is Thalweg's own",
     "change_current_allocator": "the allocator is Thalweg's own",

@@ -34,7 +34,7 @@ def mark(msg):
 
 @contextlib.contextmanager
 def range(msg, *args, **kwargs):
-    """A context manager or decorator for a range. The message is formatted with the arguments."""
+    """Returns a context manager or decorator for a range. The message is formatted with the arguments."""
     range_push(msg.format(*args, **kwargs))
     try:
         yield

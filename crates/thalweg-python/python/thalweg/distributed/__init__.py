@@ -273,7 +273,8 @@ def get_node_local_rank(fallback_rank=None):
 
 
 def new_group(ranks=None, timeout=None, backend=None, pg_options=None, use_local_synchronization=False, group_desc=None, device_id=None):
-    """Makes a group of some ranks. All ranks call it, in the same order; those that are not in it get a value that says so."""
+    """Makes a group of some ranks. All ranks call it, in the same order; ranks that are not in the group get a
+    placeholder."""
     whole = _check("new_group")
     world = _world()
     ranks = sorted(range(whole.size()) if ranks is None else ranks)

@@ -30,7 +30,7 @@ def _tensor(name, tensor):
 
 
 def _root(own, rank, group_rank, what):
-    """Returns the number in the group of a rank that is given as one of the whole or of the group."""
+    """Returns the number of a rank in the group. The rank is given by its global number, or by its number in the group."""
     if group_rank is not None:
         return group_rank
     return own._place(0 if rank is None else rank, what)

@@ -13,7 +13,8 @@ _OPERATIONS = {"sum": ReduceOp.SUM, "avg": ReduceOp.AVG, "max": ReduceOp.MAX, "m
 
 
 def group_of(group):
-    """Returns a group: one itself, that of a mesh with one dimension or of a dimension of a mesh, or the one of ranks."""
+    """Returns the group that an argument refers to: a group, a mesh with one dimension, a dimension of a mesh, or
+    ranks."""
     if group is None or isinstance(group, ProcessGroup):
         return _check("functional collective", group)
     if isinstance(group, DeviceMesh):

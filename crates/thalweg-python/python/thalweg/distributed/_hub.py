@@ -102,7 +102,7 @@ class Hub:
                 raise Gone(f"rank {rank} has ended{self._gone[rank]}")
 
     def exchange(self, key, rank, ranks, value, timeout):
-        """Gives a value, and returns those of all ranks, in their order, once all have given theirs."""
+        """Passes a value to all ranks, and returns the values of all ranks in order, once each has passed one."""
         with self._changed:
             given = self._rounds.setdefault(key, {"values": {}, "read": 0})
             given["values"][rank] = value
@@ -145,12 +145,12 @@ class Hub:
             return key, value
 
     def join(self, rank):
-        """Notes that a rank is there."""
+        """Registers a rank."""
         with self._changed:
             self._gone.pop(rank, None)
 
     def leave(self, rank, why=""):
-        """Notes that a rank has ended, so that those which wait for it get an error."""
+        """Registers that a rank has ended, so that the ranks that wait for it get an error."""
         with self._changed:
             self._gone[rank] = why
             self._changed.notify_all()

@@ -50,5 +50,5 @@ class Partial(Placement):
 
 
 def names():
-    """Returns the classes by their names."""
+    """Returns the classes by name."""
     return {one.__name__: one for one in (Placement, Replicate, Shard, Partial, _StridedShard)}

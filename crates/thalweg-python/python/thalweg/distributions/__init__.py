@@ -36,7 +36,8 @@ _NAMES = (
 
 
 def _imported(module):
-    """Returns the `__getattr__` of such a module: names that PyTorch's imports there are those of this package and of its helpers."""
+    """Returns the `__getattr__` of a module of distributions: names that PyTorch's module imports are found in this
+    package and in its helpers."""
     def __getattr__(name):
         found = None if name.startswith("__") else globals().get(name) or vars(utils).get(name)
         if found is None:

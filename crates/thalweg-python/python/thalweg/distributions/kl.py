@@ -344,7 +344,7 @@ def _unbounded(pairs):
 
 
 def _infinite(p, q):
-    """Returns infinity for each pair, beside the first distribution's parameters and of their dtype."""
+    """Returns infinity for each pair, with the shape and the dtype of the first distribution's parameters."""
     like = next(getattr(p, name) for name in p.arg_constraints)
     return like.new_full(m.broadcast_shapes(p.batch_shape, q.batch_shape), math.inf)
 

@@ -159,7 +159,7 @@ class ComposeTransform(Transform):
     __hash__ = object.__hash__
 
     def _side(self, parts, inner, outer):
-        """Returns the domain, or, seen from the other end, the codomain."""
+        """Returns the domain, or, for the inverse, the codomain."""
         if not parts:
             return constraints.real
         found = inner(parts[0])

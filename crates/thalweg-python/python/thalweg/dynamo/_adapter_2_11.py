@@ -56,7 +56,7 @@ def cached(kind, compiler):
 
 @contextlib.contextmanager
 def caching(tag):
-    """A region in which compiled graphs are found and stored in PyTorch's cache under a tag, the backward pass with the forward pass."""
+    """Returns a region in which compiled graphs are found and stored in PyTorch's cache under a tag, the backward pass with the forward pass."""
     if CompilerBisector.bisection_enabled:
         yield
         return

@@ -1,4 +1,4 @@
-"""PyTorch's attention on a GPU as ours.
+"""Calls of PyTorch's attention on a GPU, translated to calls of the table.
 
 PyTorch has three kernels, each an operator with a gradient of its own. All become one operator with one gradient, which save the
 same: the result and a logarithm for each query, and with dropout the state that it was drawn from. What that operator does not take
@@ -77,7 +77,7 @@ def _scale(query, scale):
 
 
 def _of_none(query):
-    """Returns what is in the place of a random state where nothing was drawn."""
+    """Returns the value that replaces a random state if nothing was drawn."""
     return query.new_empty((), dtype=torch.int64)
 
 

@@ -18,7 +18,7 @@ class Captures:
         return self._adapter.reason_against_capture(gm)
 
     def of(self, call, gm, inputs, kind, device):
-        """Returns a function that replays a graph, and the reason why it does not; one of both is None."""
+        """Returns a function that replays a graph, and the reason why it does not. One of them is None."""
         reason = self.reason_against(gm, device)
         if reason is None and kind == "backward" and self._device is None:
             reason = "its forward pass is not captured"
@@ -38,7 +38,8 @@ class Captures:
 
 
 def _with_own_pool(call):
-    """Returns a function whose memory of ours is its own while it is captured: each replay writes it again."""
+    """Returns a function that allocates from a pool of its own while it is captured, because each replay writes that
+    memory again."""
     pools = []
 
     def run(inputs):

@@ -18,7 +18,7 @@ copyreg.pickle(_core.Place, lambda place: (_core.Place, (place.number,)))
 
 @functools.cache
 def tag():
-    """Returns what compiled graphs in the cache depend on: the versions of the table and of the importer."""
+    """Returns the part of the key of compiled graphs in the cache: the versions of the table and of the importer."""
     sources = sorted(pathlib.Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     return f"thalweg {thalweg.__version__} {os.path.getsize(_core.__file__)} {digest}"

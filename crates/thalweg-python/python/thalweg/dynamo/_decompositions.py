@@ -53,7 +53,7 @@ def weight_norm_backward(grad_w, saved_v, saved_g, saved_norms, dim):
 
 
 def masked_scatter_backward(grad_output, mask, sizes):
-    """Computes the gradient of what was put where a mask is true, one element after the other."""
+    """Computes the gradient of the elements that were written where a mask is true, one after the other."""
     flat, count = mask.expand(grad_output.shape).reshape(-1), math.prod(sizes)
     # The elements at other places go to one place more.
     places = torch.where(flat, torch.cumsum(flat, 0) - 1, count)

@@ -1,4 +1,4 @@
-"""Descriptions of programs: what `_core.Program` is made of."""
+"""Descriptions of programs, from which `_core.Program` is made."""
 
 from thalweg._core import Place
 
@@ -45,7 +45,7 @@ class Description:
         self._add("external", (function, arguments, results, is_one, changes), [*arguments, *bases], node)
 
     def record(self, slots, node):
-        """Adds the use of values on the current stream, which is another one than that of their memory."""
+        """Adds the use of values on the current stream, which is a different one than that of their memory."""
         self._add("record", (slots,), slots, node)
 
     def _add(self, kind, parts, reads, node):

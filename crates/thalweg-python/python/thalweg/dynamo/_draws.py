@@ -119,7 +119,7 @@ def _mode(node):
 
 
 def _call(graph, at, target, *args, mode=None, **kwargs):
-    """Adds a call with its value, and with the place in the model of another one."""
+    """Adds a call with its value, and with the source line that another call has in the model."""
     made = graph.call_function(target, args, kwargs)
     made.meta = dict(at.meta) if at is not None else {}
     given = torch.fx.node.map_arg((args, kwargs), lambda one: one.meta["val"])
@@ -154,7 +154,7 @@ def _order(value):
 
 
 def _shaped(graph, at, flat, sizes, order):
-    """Adds the view of a row of elements that has these sizes, with dimensions in an order in memory."""
+    """Adds the view of a row of elements with these sizes, whose dimensions are in the given order in memory."""
     if order is None:
         return _call(graph, at, aten.view.default, flat, sizes)
     turned = _call(graph, at, aten.view.default, flat, [sizes[place] for place in order])

@@ -1,4 +1,4 @@
-"""The function that PyTorch's compiler calls, and what it makes of a graph."""
+"""The function that PyTorch's compiler calls with a graph, and the function that it returns."""
 
 import functools
 
@@ -116,7 +116,7 @@ def program(description, device, streams=None):
 
 
 def follow_settings():
-    """Sets here what PyTorch's settings of a GPU are that change results."""
+    """Copies those of PyTorch's settings of a GPU that change results."""
     wanted = adapter().settings()
     if wanted != _settings.get("applied"):
         thalweg.backends.cuda.matmul.allow_tf32, thalweg.backends.cudnn.allow_tf32 = wanted[:2]

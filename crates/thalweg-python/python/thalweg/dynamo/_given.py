@@ -43,7 +43,7 @@ def results(graph):
 
 
 def is_dense(value):
-    """Returns whether a result's elements have memory of their own each, as far as its sizes are known."""
+    """Returns whether each element of a result has memory of its own, as far as the sizes are known."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     steps = [(stride, size) for size, stride in zip(value.shape, value.stride()) if not (isinstance(size, int) and size == 1)]

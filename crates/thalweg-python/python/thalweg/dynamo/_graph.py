@@ -505,7 +505,7 @@ class Function:
 
 
 class _Name:
-    """The place of an operator of PyTorch in what is stored: the names that lead to it."""
+    """The stored form of an operator of PyTorch: the names that lead to it."""
 
     def __init__(self, *names):
         self.names = names
@@ -532,7 +532,7 @@ def _named(value):
 
 
 def _function_by_names(*parts):
-    """Returns a function from what is stored of it."""
+    """Returns the function with a stored name."""
     return Function(*(_each(part, lambda one: functools.reduce(getattr, one.names, torch.ops) if isinstance(one, _Name) else one) for part in parts))
 
 

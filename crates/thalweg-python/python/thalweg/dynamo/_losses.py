@@ -63,7 +63,8 @@ RULES = {
 
 
 def rewritten(gm):
-    """Returns a graph with its cross entropies as calls of ours, and without calls that detach what nothing differentiates any more."""
+    """Returns a graph with its cross entropies as calls of the table, and without calls of `detach` whose results are
+    not differentiated any more."""
     for node in gm.graph.nodes:
         if _is(node, aten.detach.default) and all(user.op != "output" for user in node.users):
             node.replace_all_uses_with(node.args[0])
@@ -149,7 +150,7 @@ def _narrow(graph, at, scores):
 
 
 def _call(graph, at, target, *args, **kwargs):
-    """Adds a call, with its value and the place in the model of another one."""
+    """Adds a call with its value, and with the source line that another call has in the model."""
     made = graph.call_function(target, args, kwargs)
     given = torch.fx.node.map_arg((args, kwargs), lambda one: one.meta["val"])
     made.meta = {key: held for key, held in at.meta.items() if key in ("stack_trace", "nn_module_stack", "custom", "seq_nr", "partitioner_tag")}

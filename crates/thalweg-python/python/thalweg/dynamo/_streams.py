@@ -1,4 +1,4 @@
-"""The streams of a graph: nodes that switch and order streams, and nodes that run on another stream than the graph's.
+"""The streams of a graph: nodes that switch and order streams, and nodes that run on a different stream than the graph's.
 
 A graph names streams and events by numbers, for which PyTorch has the objects of the current call. Without a GPU they are streams and
 events of the simulated GPU.
@@ -56,7 +56,7 @@ class OfPyTorch:
         self._index = index
 
     def begin(self):
-        """Notes the stream of a call, and returns it as ours."""
+        """Notes the stream of a call, and returns this package's stream for it."""
         former, _running.stream = getattr(_running, "stream", None), torch.cuda.current_stream(self._index)
         return former, external(self._index, _running.stream.cuda_stream)
 
@@ -112,7 +112,7 @@ class Simulated:
         thalweg.cuda.set_stream(self._stream(number))
 
     def call(self, target, *arguments):
-        """Does what an operator of streams does."""
+        """Executes an operator of streams."""
         name = target._schema.name.removeprefix("streams::")
         if name in ("fork", "join"):
             self.switch(arguments[1])

@@ -1,7 +1,7 @@
 """Files of exported programs (`torch.export.save` and `load`): the graph as JSON, and the tensors as `torch.save` writes them.
 
 The format is this package's own. Reading one runs no code of the file: targets are operators, methods of tensors, and functions of
-this package and of `operator` and `math`, by their names.
+this package and of `operator` and `math`, by name.
 """
 
 import importlib

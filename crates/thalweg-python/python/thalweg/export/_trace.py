@@ -68,7 +68,7 @@ class Recorder(TorchFunctionMode):
     # ---- Values ---------------------------------------------------------------------------------------------------
 
     def name(self, tensor, node, is_fixed=False):
-        """Makes a node the one of a tensor."""
+        """Makes a node the value of a tensor."""
         node.meta["val"] = shown(tensor)
         self._nodes[_core._tensor_identity(tensor)] = node
         self._tensors.append(tensor)

@@ -275,7 +275,8 @@ def by_rule(rule, shown, args, kwargs, level):
 
 
 class VmapInfo(collections.namedtuple("VmapInfo", ["batch_size", "randomness"])):
-    """The facts about a map that the method `vmap` of a function gets: the number of slices, and what random functions do."""
+    """The properties of a map that the method `vmap` of a function receives: the number of slices, and the behaviour of
+    random functions."""
 
     __slots__ = ()
 

@@ -5,7 +5,7 @@ import contextlib
 
 @contextlib.contextmanager
 def _replaced(module, values, tie_weights, strict):
-    """A region in which a module has other tensors as parameters and buffers, by their names."""
+    """Returns a region in which a module has other tensors as parameters and buffers, by name."""
     names = {name: value for source in (module.named_parameters, module.named_buffers) for name, value in source(remove_duplicate=False)}
     unknown = sorted(set(values) - set(names))
     if unknown:

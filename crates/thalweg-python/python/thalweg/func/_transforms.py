@@ -141,7 +141,7 @@ def _with_leaves(args, argnums, name):
 
 
 def _split_aux(output, has_aux, name):
-    """Returns the output of a function and what comes with it."""
+    """Returns the output of a function and its auxiliary output."""
     if not has_aux:
         return output, None
     if not (isinstance(output, tuple) and len(output) == 2):

@@ -26,7 +26,7 @@ _force_skip_lazy_graph_module = contextlib.nullcontext
 
 @contextlib.contextmanager
 def _use_lazy_graph_module(should_use):
-    """A region that changes nothing."""
+    """Returns a region that changes nothing."""
     yield
 
 

@@ -424,7 +424,7 @@ class Tracer(TracerBase):
             self._collect_tensors(child, f"{prefix}{name}.")
 
     def _run(self, function, args, namespace, returned):
-        """Runs the program, in which attributes of modules and calls of modules come to this tracer."""
+        """Runs the program. This tracer receives its accesses to attributes of modules and its calls of modules."""
         known, read, call = {}, Module.__getattr__, Module.__call__
 
         @functools.wraps(read)

@@ -249,7 +249,7 @@ class Graph:
 
     @contextlib.contextmanager
     def on_generate_code(self, make_transformer):
-        """A region in which generated code goes through the function that `make_transformer` returns for the present one."""
+        """Returns a region in which generated code goes through the function that `make_transformer` returns for the present one."""
         former = self._codegen._body_transformer
         self._codegen._body_transformer = make_transformer(former)
         try:

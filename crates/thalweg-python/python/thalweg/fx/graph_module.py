@@ -78,7 +78,8 @@ def _format_import_block(names, importer=None):
 
 
 def _with_package(src):
-    """Runs import statements of generated code, in which this package is `torch`, and returns what they define."""
+    """Runs import statements of generated code, in which this package is `torch`, and returns the names that they
+    define."""
     namespace = {}
     own = package().__name__
     for statement in src.split("\n"):
@@ -471,7 +472,7 @@ class GraphModule(Module):
 
     @contextlib.contextmanager
     def _set_replace_hook(self, f):
-        """A region in which a function is called for each node that is replaced."""
+        """Returns a region in which a function is called for each node that is replaced."""
         self._register_replace_node_hook(f)
         try:
             yield

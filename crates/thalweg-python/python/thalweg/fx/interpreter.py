@@ -14,7 +14,7 @@ __all__ = ["Interpreter", "Transformer"]
 
 
 class Interpreter:
-    """Runs a graph node by node. Subclasses change what one kind of node, or every node, does."""
+    """Runs a graph node by node. Subclasses override the methods for one kind of node, or for every node."""
 
     def __init__(self, module, garbage_collect_values=True, graph=None):
         self.module, self.graph = module, module.graph if graph is None else graph
@@ -154,7 +154,8 @@ class _TransformerTracer(Tracer):
 
 
 class Transformer(Interpreter):
-    """Makes a new graph by running an old one with symbolic values. Subclasses change what nodes become."""
+    """Makes a new graph by running an old one with symbolic values. Subclasses override the methods that make the new
+    nodes."""
 
     def __init__(self, module):
         super().__init__(module)

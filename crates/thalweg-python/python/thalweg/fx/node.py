@@ -69,7 +69,8 @@ def _fix_name(target):
 
 
 class Node:
-    """A node of a graph. `op` says what it is, `target` what it calls or names, `args` and `kwargs` are its arguments."""
+    """A node of a graph. `op` is its kind, `target` the function that it calls or the name that it refers to, `args`
+    and `kwargs` are its arguments."""
 
     def __init__(self, graph, name, op, target, args, kwargs, return_type=None):
         if op not in _operations:

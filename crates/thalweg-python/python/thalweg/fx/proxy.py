@@ -1,4 +1,4 @@
-"""Symbolic values (`torch.fx.proxy`): they record what a program does with them as nodes."""
+"""Symbolic values (`torch.fx.proxy`): the operations of a program on them are recorded as nodes."""
 
 import copy
 import dis
@@ -17,7 +17,7 @@ __all__ = ["Attribute", "GraphAppendingTracer", "ParameterProxy", "Proxy", "Scop
 
 
 class TraceError(ValueError):
-    """The exception of a program that does with a symbolic value what only a number can do."""
+    """The exception of a program that uses a symbolic value as only a number can be used."""
 
 
 class Scope:

@@ -13,7 +13,7 @@ __all__ = ["Match", "ReplacedPatterns", "replace_pattern", "replace_pattern_with
 
 
 class Match(typing.NamedTuple):
-    """A place where a pattern was found: its first node, and the nodes there by those of the pattern."""
+    """A match of a pattern in a graph: its first node, and for each node of the pattern the node that it matches."""
 
     anchor: Node
     nodes_map: dict

@@ -15,7 +15,7 @@ _preserves = False
 
 @contextlib.contextmanager
 def preserve_node_meta(enable=True):
-    """A region in which new nodes take over what the node that is being run is annotated with."""
+    """Returns a region in which new nodes get the annotations of the node that is being run."""
     global _preserves, current_meta
     former, meta = _preserves, current_meta.copy()
     try:
@@ -27,7 +27,7 @@ def preserve_node_meta(enable=True):
 
 @contextlib.contextmanager
 def annotate(annotation_dict):
-    """A region whose nodes have the entries of a dictionary in `meta["custom"]`."""
+    """Returns a region whose nodes have the entries of a dictionary in `meta["custom"]`."""
     global current_meta
     former = current_meta
     current_meta = {**former, "custom": {**former.get("custom", {}), **annotation_dict}}
@@ -65,13 +65,13 @@ def format_stack():
 
 
 def has_preserved_node_meta():
-    """Returns whether new nodes take over annotations."""
+    """Returns whether new nodes get the current annotations."""
     return _preserves
 
 
 @contextlib.contextmanager
 def set_current_meta(node, pass_name=""):
-    """A region in which a node is the one that is being run."""
+    """Returns a region in which a node is the one that is being run."""
     global current_meta
     if not (_preserves and node.meta):
         yield

@@ -18,7 +18,7 @@ class _Given:
         return MultiheadAttention._projected(self, *tensors)
 
     def _with_static(self, heads, batch):
-        """Returns queries, keys and values. Those that are passed by heads replace the projected ones."""
+        """Returns queries, keys and values. Those that are passed per head replace the projected ones."""
         for place, given, name in ((1, self.static_k, "static_k"), (2, self.static_v, "static_v")):
             if given is None:
                 continue

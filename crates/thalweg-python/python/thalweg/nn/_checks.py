@@ -236,8 +236,8 @@ def check_margin(margin, text="margin must be greater than 0, got {}"):
 
 
 def check_unpooled(input, kernel_size, stride, padding, output_size):
-    """Returns the extents of the input of a pool: the requested ones, if a pool with these arguments can have had such an
-    input."""
+    """Returns the spatial sizes that an unpooling returns: `output_size` if a pool with these arguments could have had
+    an input of that size, else an error; without `output_size`, the smallest such sizes."""
     dims = len(kernel_size)
     sizes = [(input.shape[input.dim() - dims + dim] - 1) * stride[dim] + kernel_size[dim] - 2 * padding[dim] for dim in range(dims)]
     if output_size is None:

@@ -11,7 +11,7 @@ def _place(target):
 
 
 def _each(value, count, split):
-    """Returns a nested value once for each of several parts, with its tensors split."""
+    """Returns a nested value once per part, each time with the corresponding parts of its tensors."""
     if isinstance(value, Tensor):
         return split(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -32,7 +32,7 @@ def scatter(inputs, target_gpus, dim=0):
 
 
 def scatter_kwargs(inputs, kwargs, target_gpus, dim=0):
-    """Returns the parts of arguments by place and by name, as many of each."""
+    """Returns the parts of positional and keyword arguments, equally many of each."""
     places = scatter(inputs, target_gpus, dim) if inputs else []
     names = scatter(kwargs, target_gpus, dim) if kwargs else []
     places += [() for _ in range(len(names) - len(places))]

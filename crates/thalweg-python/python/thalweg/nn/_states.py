@@ -46,7 +46,7 @@ class States:
             destination[prefix + EXTRA] = self.get_extra_state()
 
     def state_dict(self, *args, destination=None, prefix="", keep_vars=False):
-        """Returns parameters and persistent buffers by their names. They share memory with the module."""
+        """Returns parameters and persistent buffers by name. They share memory with the module."""
         if args:
             warnings.warn("Positional args are being deprecated, use kwargs instead.", FutureWarning, stacklevel=2)
             given = dict(zip(("destination", "prefix", "keep_vars"), args))
@@ -201,7 +201,8 @@ class States:
 
 
 def _show(shown, keys, since, until):
-    """Adds the keys that the next modules have found, between two counts, to those that hooks may change. Returns the latter counts."""
+    """Adds the keys that the next modules have found, between two counts, to the lists that hooks may change. Returns
+    the latter counts."""
     for own, found, first, end in zip(shown, keys, since, until):
         own.extend(found[first:end])
     return until

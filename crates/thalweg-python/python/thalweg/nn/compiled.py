@@ -7,7 +7,7 @@ _OWN = ("_orig_mod", "_options", "forward", "_torchdynamo_orig_callable")
 
 
 class OptimizedModule(Module):
-    """A module whose loops are fused when it is called. All else is the original module's."""
+    """A module whose loops are fused when it is called. Everything else is that of the original module."""
 
     def __init__(self, module, captures=False, fullgraph=False, tunes=False, adaptive=True):
         super().__init__()

@@ -193,7 +193,7 @@ class ModuleDict(Module):
             self.update(modules)
 
     def update(self, modules):
-        """Adds modules by their names."""
+        """Adds modules by name."""
         for name, module in list(_pairs("ModuleDict", modules, "ModuleDict")):
             self[name] = module
 
@@ -315,7 +315,7 @@ class ParameterDict(Module):
         return key
 
     def update(self, parameters):
-        """Adds values by their names. Those of a plain dictionary are added in the order of the names."""
+        """Adds values by name. Those of a plain dictionary are added in the order of the names."""
         pairs = list(_pairs("ParametersDict", parameters, "ParameterDict"))
         if isinstance(parameters, collections.abc.Mapping) and not isinstance(parameters, collections.OrderedDict):
             pairs.sort(key=lambda pair: pair[0])

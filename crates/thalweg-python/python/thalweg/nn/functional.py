@@ -307,7 +307,7 @@ def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
 
 
 def _pool(name, dims):
-    """Returns the two functions of a pool: one returns the indices on request, the other one always."""
+    """Returns the two functions of a pool: one that returns the indices if requested, and one that always does."""
     pool, operator = getattr(_core, name), getattr(_core, f"{name}_with_indices")
 
     def max_pool(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):

@@ -191,7 +191,7 @@ class EmbeddingBag(Module):
 
 
 class _Scaled(Module):
-    """The common part of modules that scale and move what they have normalized."""
+    """The common part of normalization modules: a scale and an offset for the normalized values."""
 
     def reset_parameters(self):
         """Sets the weight to 1 and the bias to 0."""
@@ -449,7 +449,7 @@ def _written(conv, output_padding=""):
 
 
 def _sides(self):
-    """The padding of each side, from the last dimension on, as `F.pad` takes it."""
+    """Returns the padding of each side, from the last dimension on, as `F.pad` takes it."""
     sides = F._same_padding(self.kernel_size, self.dilation) if self.padding == "same" else [(amount, amount) for amount in (
         (0,) * self._dims if self.padding == "valid" else self.padding)]
     return [amount for side in reversed(sides) for amount in side]

@@ -11,7 +11,7 @@ from .module import Module
 
 
 class _Used:
-    """The gradients of a pass that are reduced at its end."""
+    """The gradients of a pass, which are reduced at its end."""
 
     def __init__(self):
         self.is_queued = False
@@ -78,7 +78,7 @@ class DistributedDataParallel(Module):
         """Does nothing: a pass may use other parameters than the one before."""
 
     def _accumulated(self, parameter):
-        """Is called when a parameter has its gradient."""
+        """Called when the gradient of a parameter has been accumulated."""
         if self.require_backward_grad_sync and not self._pass.is_queued:
             from ..autograd.variable import Variable
             self._pass.is_queued = True
@@ -164,7 +164,7 @@ class _Bucket:
 
 
 def _place(name, **members):
-    """Creates a submodule of this one, in which PyTorch defines some names."""
+    """Creates a submodule of this one, for names that PyTorch defines there."""
     made = types.ModuleType(f"{__name__}.{name}", f"What PyTorch has in `torch.nn.parallel.{name}`.")
     vars(made).update(members)
     sys.modules[made.__name__] = made

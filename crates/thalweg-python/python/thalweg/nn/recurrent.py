@@ -133,7 +133,7 @@ class RNNBase(Module):
         return self._state_size((batch,), 0)
 
     def check_hidden_size(self, hx, expected_hidden_size, msg="Expected hidden size {}, got {}"):
-        """Refuses a state with another shape than the expected one."""
+        """Refuses a state with a different shape than the expected one."""
         if tuple(hx.shape) != tuple(expected_hidden_size):
             raise RuntimeError(msg.format(expected_hidden_size, list(hx.shape)))
 

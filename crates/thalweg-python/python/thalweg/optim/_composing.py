@@ -1,10 +1,11 @@
-"""Steps of the fused optimizers that are made of operators: steps that are recorded, and those of parameters that the kernels do not take."""
+"""Steps of fused optimizers that are composed of operators: for steps that are recorded, and for parameters that the
+kernels do not support."""
 
 from .. import _core
 
 
 class _Options:
-    """The options of a group as attributes, tensors among them beside the parameter."""
+    """The options of a group as attributes, with tensors moved to the parameter's device."""
 
     def __init__(self, group, parameter):
         self._group, self._device = group, parameter.device
@@ -21,12 +22,13 @@ class _Options:
 
 
 def has_gaps(tensor):
-    """Returns whether there are elements of others between those of a tensor, or several of its own in one place."""
+    """Returns whether a tensor has gaps between its elements, or several elements at one address."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) != tensor.numel() != 0
 
 
 def share_memory(tensors):
-    """Returns whether two tensors have elements in one place. A kernel that steps both at once would write them twice."""
+    """Returns whether two tensors have elements at the same address. A kernel that steps both at once would write these
+    twice."""
     unique = {id(tensor): tensor for tensor in tensors if tensor.numel()}.values()
     # Not by address: a tensor whose address was read may be written unnoticed, so it is not fused and has no kept cast.
     ranges = sorted((tensor._storage_identity(), tensor.storage_offset() * tensor.element_size(), tensor.numel() * tensor.element_size())
@@ -35,12 +37,12 @@ def share_memory(tensors):
 
 
 def real(tensor):
-    """Returns the real and imaginary parts of a complex tensor beside each other, in its memory; another tensor as it is."""
+    """Returns a complex tensor as pairs of real and imaginary parts, in the same memory; another tensor unchanged."""
     return _core.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def start(optimizer, group, parameter, state):
-    """Puts those states that are not there into `state`."""
+    """Adds the missing states to `state`."""
     def scalar(value):
         value = group["lr"] if value is None else value
         value = value.item() if isinstance(value, _core.Tensor) else value
@@ -63,7 +65,7 @@ def start(optimizer, group, parameter, state):
 
 
 def step(optimizer, group, parameter, gradient, state):
-    """Steps a parameter by the rule of an optimizer, and writes its states. What is recorded is recorded of values as they are before the step."""
+    """Steps a parameter by the rule of an optimizer, and writes its states. Recorded gradients are with respect to the values before the step."""
     start(optimizer, group, parameter, state)
     if "step" in state:
         state["step"] += 1

@@ -194,7 +194,7 @@ class _OfFunctions(LRScheduler):
 
 
 class _OfSchedules(LRScheduler):
-    """A schedule that is composed of others, whose states are part of its own."""
+    """A schedule that is composed of others. Its state contains theirs."""
 
     def _check_schedulers(self, optimizer, schedulers):
         name = type(self).__name__

@@ -4,13 +4,13 @@ from .. import _core
 
 
 def _rows(gradient):
-    """Returns the places of a gradient's values, and its values, with one value for each place."""
+    """Returns the indices and the values of a sparse gradient, with one value per index."""
     whole = gradient.coalesce()
     return tuple(whole._places.unbind(0)), whole._elements
 
 
 def _count(state, parameter):
-    """Returns the number of the step, which it counts."""
+    """Increments and returns the number of the step."""
     if not isinstance(state.get("step"), _core.Tensor):
         state["step"] = _core.zeros([], dtype=_core.float32, device=parameter.device)
     state["step"] += 1
@@ -49,7 +49,7 @@ def adagrad(group, parameter, gradient, state):
 
 
 def adam(group, parameter, gradient, state):
-    """Steps the rows of a gradient as Adam does, and leaves the means of all others as they are."""
+    """Steps the rows of a gradient as Adam does, and leaves the moments of all other rows unchanged."""
     places, values = _rows(gradient)
     for name in ("exp_avg", "exp_avg_sq"):
         if name not in state:

@@ -195,7 +195,7 @@ class Fused(Optimizer):
         return real
 
     def _composes(self):
-        """Returns whether steps are composed of operators. If so, leaves the states in `state`."""
+        """Returns whether steps are composed of operators. If so, moves the states to `state`."""
         if self._asks_operators is None:
             self._asks_operators = any(group.get("differentiable") for group in self.param_groups) or any(
                 _composing.has_gaps(parameter) for parameter in self._parameters()) or _composing.share_memory(self._parameters())
@@ -249,7 +249,7 @@ class Fused(Optimizer):
         return loss
 
     def _follow_rates(self):
-        """Passes on the current values of learning rates that are tensors. The host does not read them."""
+        """Passes the current values of learning rates that are tensors to the kernels. The host does not read them."""
         for place, group in enumerate(self.param_groups):
             if isinstance(group["lr"], _core.Tensor):
                 self._fused.follow_learning_rate(place, group["lr"])
@@ -278,7 +278,7 @@ class Fused(Optimizer):
 
 
 def _tensors(own, parameter):
-    """Returns the states of a parameter as tensors beside it."""
+    """Returns the states of a parameter as tensors on its device."""
     return {name: _composing.real(value.detach().to(parameter.device)) if isinstance(value, _core.Tensor)
             else _core.tensor(float(value), device=parameter.device) for name, value in own.items() if isinstance(value, (_core.Tensor, int, float))}
 
@@ -294,8 +294,9 @@ _DEFAULTS = {"foreach": None, "fused": None, "capturable": False, "differentiabl
 
 
 def optimizer(rule, formula, starts, places, names, **attributes):
-    """Makes the class of a rule of the table of optimizers, with its formula and the states from which that starts; `places` are the options that
-    may be passed by their places, `names` those that are passed by name. A class that others derive from has `Fused` before its name."""
+    """Makes the class of a rule of the optimizer table, from its formula and its initial states. `places` are the
+    options that may be passed by position, `names` those that are passed by name. A class from which others derive has
+    the prefix `Fused`."""
     name, rule = rule, rule.removeprefix("Fused")
     places, names = ({name: _DEFAULTS.get(name) for name in part.split()} if isinstance(part, str) else part for part in (places, names))
     # Programs read the names of the options from the constructor's code.

@@ -267,13 +267,13 @@ class SequentialLR(_OfSchedules):
                 one.last_epoch -= 1
 
     def _initial_step(self):
-        """Sets the initial rates of a schedule that is the first one of another."""
+        """Sets the initial rates of a schedule that is the first part of another."""
         self.last_epoch += 1
         self._schedulers[0]._initial_step()
         self._last_lr = self._schedulers[0].get_last_lr()
 
     def _update_lr(self, epoch=None):
-        """Goes to the first step of a schedule that is a part of another."""
+        """Moves to the first step of a schedule that is a part of another."""
         self.last_epoch = 0 if epoch is None else epoch
         self._schedulers[0]._update_lr(epoch)
         self._last_lr = self._schedulers[0].get_last_lr()
@@ -302,13 +302,13 @@ class ChainedScheduler(_OfSchedules):
         self._last_lr = self._rates()
 
     def _initial_step(self):
-        """Sets the initial rates of a schedule that is the first one of another."""
+        """Sets the initial rates of a schedule that is the first part of another."""
         for scheduler in self._schedulers:
             scheduler._initial_step()
         self._last_lr = self._rates()
 
     def _update_lr(self, epoch=None):
-        """Goes to a step of a schedule that is a part of another."""
+        """Moves to a step of a schedule that is a part of another."""
         for scheduler in self._schedulers:
             scheduler._update_lr(epoch)
         self._last_lr = self._rates()

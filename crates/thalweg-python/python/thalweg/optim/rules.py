@@ -22,7 +22,7 @@ def _decayed(group, parameter, gradient):
 
 
 def _shrunk(group, parameter, gradient):
-    """Returns parameter and gradient after the weight decay, which is one or the other's."""
+    """Returns parameter and gradient after weight decay, which changes one of them."""
     if not group.decoupled_weight_decay:
         return parameter, _decayed(group, parameter, gradient)
     return parameter * (1 - group.lr * group.weight_decay), gradient
@@ -155,7 +155,7 @@ def _adagrad(group, parameter, gradient, step, state):
 class Adagrad(optimizer("FusedAdagrad", _adagrad, "sum=initial_accumulator_value", {
         "lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10, **_FOREACH}, "maximize differentiable fused",
         _sparse_step=staticmethod(_sparse.adagrad))):
-    """Adagrad, fused. Its states are there from the start."""
+    """Adagrad, fused. Its states exist before the first step."""
 
     __module__ = "thalweg.optim"
 
@@ -168,7 +168,7 @@ class Adagrad(optimizer("FusedAdagrad", _adagrad, "sum=initial_accumulator_value
 
     @property
     def state(self):
-        """The states of each parameter by their names."""
+        """The states of each parameter, by name."""
         if self._fused is None and not self._state and self.param_groups:
             self._waiting = {}
             if self._composes():

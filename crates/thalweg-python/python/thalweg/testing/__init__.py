@@ -15,6 +15,8 @@ from ._made import make_tensor
 
 # An operator with the Python line that called it, followed by the line of the extension module.
 _PLACE = re.compile(r"`?(\w+)\s+\(([^()]+?):\s*(\d+)\)`?\s+at\s+\S+\.rs:\d+")
+# Calls of Rust in a report, with those of Python.
+_CALLS = ((re.compile(r"wait_stream\(&(\w+)\)"), r"wait_stream(\1)"), (re.compile("`Stream::with_priority`"), "`torch.cuda.Stream`"))
 SEEDS = 100
 
 
@@ -41,5 +43,8 @@ def check(program, *, seeds=SEEDS):
 
 
 def _with_lines(report):
-    """Returns a report whose locations are Python lines."""
-    return _PLACE.sub(r"`\1` at \2:\3", report)
+    """Returns a report whose locations are Python lines, and whose calls are Python's."""
+    report = _PLACE.sub(r"`\1` at \2:\3", report)
+    for pattern, call in _CALLS:
+        report = pattern.sub(call, report)
+    return report

@@ -4,7 +4,7 @@ import re
 
 
 class FileCheck:
-    """Checks of a text, each after the place of the one before."""
+    """Checks of a text. Each check searches after the match of the one before."""
 
     def __init__(self):
         self._checks = []

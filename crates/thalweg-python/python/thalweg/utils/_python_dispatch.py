@@ -62,7 +62,7 @@ _len_torch_dispatch_stack = lambda: len(_dispatching.modes())  # noqa: E731
 
 @contextlib.contextmanager
 def _pop_mode_temporarily(k=None):
-    """A region without the innermost mode."""
+    """Returns a region without the innermost mode."""
     mode = _dispatching.pop()
     try:
         yield mode
@@ -72,7 +72,7 @@ def _pop_mode_temporarily(k=None):
 
 @contextlib.contextmanager
 def _disable_current_modes():
-    """A region without modes."""
+    """Returns a region without modes."""
     former = [_dispatching.pop() for _ in range(len(_dispatching.modes()))]
     try:
         yield former
@@ -90,12 +90,12 @@ is_in_any_mode_without_ignore_compile_internals = is_in_torch_dispatch_mode
 
 
 def is_traceable_wrapper_subclass(t):
-    """Returns whether an object is a tensor that wraps others, which it can give and take."""
+    """Returns whether an object is a tensor that wraps others, and can be flattened to them and rebuilt."""
     return isinstance(t, Tensor) and type(t) is not Tensor and hasattr(t, "__tensor_flatten__") and hasattr(t, "__tensor_unflatten__")
 
 
 def is_traceable_wrapper_subclass_type(t):
-    """Returns whether a class is one of tensors that wrap others, which they can give and take."""
+    """Returns whether a class is one of tensors that wrap others, and can be flattened to them and rebuilt."""
     return issubclass(t, Tensor) and t is not Tensor and hasattr(t, "__tensor_flatten__") and hasattr(t, "__tensor_unflatten__")
 
 

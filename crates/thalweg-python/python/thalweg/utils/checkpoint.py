@@ -42,7 +42,7 @@ def set_device_states(devices, states, *, device_type=None):
 
 @contextlib.contextmanager
 def set_checkpoint_early_stop(enable):
-    """A region that sets whether checkpointed functions stop as soon as the backward pass has what it needs."""
+    """Returns a region that sets whether checkpointed functions stop as soon as the backward pass has what it needs."""
     former = _defaults["early_stop"]
     _defaults["early_stop"] = bool(enable)
     try:
@@ -53,7 +53,7 @@ def set_checkpoint_early_stop(enable):
 
 @contextlib.contextmanager
 def set_checkpoint_debug_enabled(enabled):
-    """A region that sets whether errors of checkpointed functions list their calls. With None, the argument `debug` of each
+    """Returns a region that sets whether errors of checkpointed functions list their calls. With None, the argument `debug` of each
     decides."""
     former = _defaults["debug"]
     _defaults["debug"] = enabled
@@ -76,7 +76,7 @@ class _Lines:
 
     @contextlib.contextmanager
     def noted(self, lines):
-        """A region in which each saved tensor records the line that saves it."""
+        """Returns a region in which each saved tensor records the line that saves it."""
         lines.clear()
         former = sys.gettrace()
 
@@ -182,7 +182,7 @@ class CheckpointPolicy(enum.Enum):
 
 
 class SelectiveCheckpointContext:
-    """The object that a policy is given: which of the two runs asks."""
+    """The object that a policy receives: it tells which of the two runs calls the policy."""
 
     def __init__(self, *, is_recompute):
         self.is_recompute = is_recompute
@@ -248,7 +248,7 @@ def create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mu
 
 
 def _kept(result):
-    """Returns results without their graph, with their versions."""
+    """Returns results outside their graph, with their versions."""
     if isinstance(result, _core.Tensor):
         return result.detach(), result._version
     return type(result)(_kept(part) for part in result) if isinstance(result, (list, tuple)) else (result, None)

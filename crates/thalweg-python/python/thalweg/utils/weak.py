@@ -10,7 +10,7 @@ WeakRef = weakref.ref
 
 
 class WeakIdRef(weakref.ref):
-    """A weak reference that is equal to those to the same object."""
+    """A weak reference that is equal to all weak references to the same object."""
 
     __slots__ = ["_id"]
 
@@ -48,7 +48,7 @@ class TensorWeakRef:
 
 
 class WeakIdKeyDictionary(collections.abc.MutableMapping):
-    """A dictionary by the identity of its keys, which go with their last other use."""
+    """A dictionary by the identity of its keys. A key is removed when nothing else refers to it."""
 
     def __init__(self, dict=None, ref_type=WeakIdRef):
         self.data, self.ref_type = {}, ref_type

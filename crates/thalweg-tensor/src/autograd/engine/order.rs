@@ -96,8 +96,8 @@ impl Pass {
         (some && !all).then_some(later)
     }
 
-    /// Returns the node at which a product's first gradient that is not a leaf's meets other work: that of a sum, of several inputs, or of
-    /// something else than loops.
+    /// Returns the node at which the gradients that a product passes on (those of leaves do not count) meet other work: a sum of
+    /// gradients, a node with several inputs, or a node that does more than loops.
     fn meeting(&self, node: &Node, later: &Asked) -> u64 {
         let first = node.edges.iter().zip(later).find_map(|(edge, later)| edge.as_ref().filter(|_| !later));
         let Some(mut edge) = first else { return node.sequence };
@@ -118,7 +118,8 @@ impl Pass {
         self.late.nodes.push(RetainedNode { node: Arc::clone(node), gradients, asked: later });
     }
 
-    /// Returns whether the products that wait must run before a node: before a product whose gradient does not meet theirs.
+    /// Returns whether the waiting products must run before a node. They must if the node is a product whose gradient does not meet
+    /// theirs.
     pub(super) fn ends_delay(&self, node: &Node) -> bool {
         let meets = || self.later(node).is_some_and(|later| self.meeting(node, &later) == self.late.meeting);
         !self.late.nodes.is_empty() && node.function.is_of_products() && !meets()

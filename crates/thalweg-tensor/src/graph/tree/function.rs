@@ -63,7 +63,7 @@ impl fmt::Debug for Padding {
 /// The computation of a function.
 pub(super) type FunctionBody = Arc<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
-/// A registered function, and what is known from its calls.
+/// A registered function, and the facts known from its calls.
 pub(super) struct Function {
     pub(super) name: String,
     pub(super) options: FunctionOptions,
@@ -255,7 +255,7 @@ impl Function {
         self.narrow_outputs(outputs, inputs.unpadded_size)
     }
 
-    /// Records which inputs have another version than before a run.
+    /// Records which inputs have a different version than before a run.
     pub(super) fn note_writes(&mut self, inputs: &[Tensor], before: &[u32]) {
         let changed =
             inputs.iter().zip(before).enumerate().filter(|(_, (input, before))| input.writes() != **before);

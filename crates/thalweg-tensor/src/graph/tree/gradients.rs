@@ -22,7 +22,7 @@ use thalweg_runtime::{Error, Result, Stream, invalid, refuse, refuse_if};
 
 use crate::autograd::{
     Backpropagation, Backward, BackwardOptions, Edge, Gradients, Saved, reachable, record_function_of_any,
-    run_backward, saved_tensors_hooks, with_leaves_apart,
+    run_backward, saved_tensors_hooks, with_redirected_leaves,
 };
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -122,7 +122,7 @@ pub fn record_forward(
             None => saved_by(number, place, &written),
         }
     };
-    let (outcome, accumulates) = with_leaves_apart(&leaves, |targets| {
+    let (outcome, accumulates) = with_redirected_leaves(&leaves, |targets| {
         let results = saved_tensors_hooks(pack, unpack, || function(&given))?;
         let edges = results.iter().map(Tensor::gradient_edge).collect::<Vec<_>>();
         Ok::<_, Error>((results, edges, targets.to_vec()))

@@ -21,7 +21,7 @@ const SAMPLES: usize = 6;
 /// The operators whose results are not written.
 const UNWRITTEN: [&str; 5] = ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"];
 
-/// The bits of a tensor's elements; all NaNs are one.
+/// Returns the bits of a tensor's elements; all NaNs are one.
 fn bits(tensor: &Tensor) -> Result<Vec<u64>, thalweg_runtime::Error> {
     let tensor = if tensor.dtype().is_complex() { tensor.view_as_real()? } else { tensor.clone() };
     if !tensor.dtype().is_floating_point() {

@@ -136,7 +136,7 @@ fn widest(dtype: DType) -> DType {
     }
 }
 
-/// A one-dimensional tensor of the bytes, followed by zeros up to a number of elements.
+/// Returns a one-dimensional tensor of the bytes, followed by zeros up to a number of elements.
 fn flat(bytes: &[u8], needed: usize, dtype: DType) -> Tensor {
     fn make<T: Element>(bytes: &[u8], needed: usize) -> Tensor {
         let mut elements = elements::<T>(bytes);
@@ -152,7 +152,7 @@ fn flat(bytes: &[u8], needed: usize, dtype: DType) -> Tensor {
     )
 }
 
-/// The dimensions of more than one element that do not repeat, the largest stride first.
+/// Returns the dimensions of more than one element that do not repeat, the largest stride first.
 fn nested(row: &Row<'_>) -> Vec<usize> {
     let mut order: Vec<usize> =
         (0..row.shape.len()).filter(|&d| row.shape[d] > 1 && row.strides[d] > 0).collect();
@@ -160,7 +160,7 @@ fn nested(row: &Row<'_>) -> Vec<usize> {
     order
 }
 
-/// Whether each stride is a multiple of the next and leaves room for its elements.
+/// Returns whether each stride is a multiple of the next and leaves room for its elements.
 fn is_nested(row: &Row<'_>, order: &[usize]) -> bool {
     order.windows(2).all(|pair| {
         row.strides[pair[0]].is_multiple_of(row.strides[pair[1]])
@@ -168,14 +168,14 @@ fn is_nested(row: &Row<'_>, order: &[usize]) -> bool {
     })
 }
 
-/// How many elements [`view`] takes of the storage.
+/// Returns the number of elements [`view`] takes of the storage.
 fn padded(row: &Row<'_>) -> usize {
     let order = nested(row);
     let whole = order.first().map_or(1, |&outer| row.shape[outer] * row.strides[outer]);
     if row.shape.contains(&0) { 0 } else { whole }
 }
 
-/// The view of a flat tensor with the row's strides and offset. Overlapping dimensions (a diagonal, a window) become a contiguous
+/// Returns the view of a flat tensor with the row's strides and offset. Overlapping dimensions (a diagonal, a window) become a contiguous
 /// copy.
 fn view(base: &Tensor, row: &Row<'_>) -> Tensor {
     let order = nested(row);
@@ -207,7 +207,7 @@ fn view(base: &Tensor, row: &Row<'_>) -> Tensor {
     found.expand(&row.shape).expect("only single elements are repeated")
 }
 
-/// A contiguous tensor with the elements of the row.
+/// Returns a contiguous tensor with the elements of the row.
 fn gather(base: &Tensor, row: &Row<'_>) -> Tensor {
     let numbers: Vec<c128> =
         base.to_dtype(DType::C128).and_then(|base| base.to_vec()).expect("the storage is read");
@@ -218,7 +218,7 @@ fn gather(base: &Tensor, row: &Row<'_>) -> Tensor {
         .expect("the tensor is made")
 }
 
-/// The offsets of the elements, row-major.
+/// Returns the offsets of the elements, row-major.
 fn places(shape: &[usize], strides: &[usize]) -> impl Iterator<Item = usize> {
     (0..shape.iter().product::<usize>()).map(move |index| {
         let mut rest = index;
@@ -231,7 +231,7 @@ fn places(shape: &[usize], strides: &[usize]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The row's elements with a gap after each.
+/// Returns the row's elements with a gap after each.
 fn spread(bytes: &[u8], row: &Row<'_>, dtype: DType) -> Tensor {
     let size = dtype.size_bytes();
     let mut spaced = Vec::with_capacity(2 * bytes.len());

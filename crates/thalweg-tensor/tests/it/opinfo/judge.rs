@@ -65,7 +65,7 @@ pub struct Score {
 }
 
 impl Score {
-    /// Whether everything exists and agrees. Gradients of gradients, in-place and `out=` forms are counted separately.
+    /// Returns whether everything exists and agrees. Gradients of gradients, in-place and `out=` forms are counted separately.
     pub fn passes(&self) -> bool {
         self.missing.is_empty() && self.failures.is_empty() && self.forward.of > 0
     }
@@ -487,7 +487,7 @@ impl Judged<'_> {
         Ok(())
     }
 
-    /// Whether the result has the shape and dtype of the first argument.
+    /// Returns whether the result has the shape and dtype of the first argument.
     fn may_be_in_place(&self, call: &Json) -> bool {
         let Some(this) = call[1]["self"]["t"].as_u64() else { return false };
         let own = self.file.row(&self.sample["inputs"][this as usize]);

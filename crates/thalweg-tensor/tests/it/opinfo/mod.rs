@@ -36,7 +36,7 @@ use thalweg_lock::Mutex;
 use thalweg_ops::schema::Schema;
 use thalweg_tensor::dispatch::find_operator;
 
-/// The files of the goldens in a folder, by name.
+/// Returns the files of the goldens in a folder, by name.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let only: Option<BTreeSet<String>> =
         env::var("THALWEG_OPINFO_ONLY").ok().map(|names| names.split(',').map(str::to_owned).collect());

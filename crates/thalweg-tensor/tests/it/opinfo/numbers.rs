@@ -73,7 +73,7 @@ impl Numbers {
         }
     }
 
-    /// Whether every number is 0.
+    /// Returns whether every number is 0.
     pub fn are_zero(&self) -> bool {
         match self {
             Self::Floats(list) => list.iter().all(|&number| number == 0.0),

@@ -48,7 +48,7 @@ impl Machine {
         Self::on(inputs, &device())
     }
 
-    /// Starts with inputs that are on a device.
+    /// Starts with inputs that are already on a device.
     pub fn on(inputs: &[Tensor], device: &Device) -> Self {
         Self { values: inputs.iter().cloned().map(Some).collect(), device: device.clone() }
     }

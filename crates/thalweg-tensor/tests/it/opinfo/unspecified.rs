@@ -122,7 +122,7 @@ pub fn in_order(result: &Tensor, order: &Tensor) -> Result<Tensor, String> {
     order.and_then(|order| result.gather(-1, &order)).map_err(|error| error.to_string())
 }
 
-/// Elements of a tensor of this shape as the lines along a dimension.
+/// Returns elements of a tensor of this shape as the lines along a dimension.
 fn lines<T: Copy>(elements: &[T], shape: &[usize], dimension: usize) -> Vec<Vec<T>> {
     let length = shape[dimension];
     let inner: usize = shape[dimension + 1..].iter().product();

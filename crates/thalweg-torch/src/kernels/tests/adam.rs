@@ -57,7 +57,7 @@ impl Call {
         lists.into_iter().chain([rate]).chain(numbers).chain(flags).chain(optional).collect()
     }
 
-    /// Steps in f64, and returns the lists as they are then.
+    /// Computes steps in f64, and returns the resulting lists.
     fn expected(
         &self,
         is_w: bool,

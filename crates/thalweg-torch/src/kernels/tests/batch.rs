@@ -4,7 +4,8 @@ use thalweg_driver::cuda::CompileOptions;
 use super::more::view;
 use super::*;
 
-/// Batch, channels, and the plane: small ones, whose parts are of several instances, one with parts of planes, and none.
+/// Batch size, channels, and size of the plane: small planes, of which a part has several; large ones, which are divided; and an
+/// empty one.
 const CASES: [(i64, i64, &[i64]); 5] =
     [(4, 3, &[5, 4]), (512, 2, &[7]), (2, 3, &[42, 50]), (3, 4, &[80]), (6, 5, &[])];
 
@@ -57,7 +58,7 @@ impl Input {
     }
 }
 
-/// The values of parameters for each channel: weight and bias.
+/// Returns the values of parameters for each channel: weight and bias.
 fn parameters(channels: usize) -> [Vec<f32>; 2] {
     let all = values(2 * channels);
     [all[..channels].to_vec(), all[channels..].to_vec()]

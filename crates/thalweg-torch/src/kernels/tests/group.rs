@@ -2,7 +2,7 @@
 use super::more::view;
 use super::*;
 
-/// The arguments of a call: input, parameters, and batch, channels, plane and groups.
+/// Returns the arguments of a call: input, parameters, and batch, channels, plane and groups.
 fn arguments(input: u64, parameters: [u64; 2], sizes: [i64; 4]) -> Vec<u64> {
     let mut arguments = vec![input, parameters[0], parameters[1]];
     arguments.extend(sizes.map(i64::cast_unsigned));
@@ -125,7 +125,7 @@ fn groups_that_are_not_taken_go_to_pytorchs_kernel_as_they_came() {
     );
 }
 
-/// The arguments of a call of the gradient: four tensors, weight, sizes and mask.
+/// Returns the arguments of a call of the gradient: four tensors, weight, sizes and mask.
 fn backward_arguments(tensors: [u64; 4], weight: u64, sizes: [i64; 4], mask: [bool; 3]) -> Vec<u64> {
     let mut arguments = tensors.to_vec();
     arguments.push(weight);

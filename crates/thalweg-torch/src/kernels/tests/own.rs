@@ -255,7 +255,7 @@ fn adam_of(
     asked(format!("adam {counts:?} {rate} {beta1} {beta2} {decay} {epsilon} {flags:?} {optional:?}"));
 }
 
-/// Makes PyTorch's kernel for a kind of learning rate.
+/// Defines a function that calls PyTorch's Adam kernel, for one kind of learning rate (a number or a tensor).
 macro_rules! adam {
     ($name:ident, $rate:ty, $text:expr) => {
         pub unsafe extern "C-unwind" fn $name(

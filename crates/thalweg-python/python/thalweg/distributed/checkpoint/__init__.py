@@ -110,7 +110,7 @@ def _described(value):
 
 
 def _opened(state):
-    """Returns a state in which objects with a state of their own are replaced by that."""
+    """Returns a state in which objects that have a state of their own are replaced by that state."""
     if isinstance(state, dict):
         return {key: _opened(value) for key, value in state.items()}
     is_object = hasattr(state, "state_dict") and callable(state.state_dict) and not isinstance(state, _core.Tensor)
@@ -167,7 +167,7 @@ def _insert(state, path, value):
 
 
 def _return(state, opened):
-    """Gives objects the states that were read for them, and dictionaries their values."""
+    """Passes the states that were read to their objects, and writes the values of dictionaries back."""
     for key, value in state.items():
         if isinstance(value, dict):
             _return(value, opened[key])

@@ -37,7 +37,7 @@ def _plain(name):
 
 
 def _own(model):
-    """Returns the parameters and persistent buffers of a module by their names."""
+    """Returns the parameters and persistent buffers of a module by name."""
     from ..fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
     inner = model.module if isinstance(model, FullyShardedDataParallel) else model
     return {_plain(name): value for name, value in inner.state_dict(keep_vars=True).items() if isinstance(value, _core.Tensor)}

@@ -41,7 +41,7 @@ class OffloadPolicy:
 
 @dataclasses.dataclass
 class CPUOffloadPolicy(OffloadPolicy):
-    """Where parts of parameters are: in the host's memory, which is left out."""
+    """The policy that would keep parts of parameters in the host's memory. It is left out."""
 
     pin_memory: bool = True
 
@@ -229,7 +229,7 @@ _regions = threading.local()
 
 @contextlib.contextmanager
 def _gathered(unit):
-    """A region in which the unit's modules have entire parameters."""
+    """Returns a region in which the unit's modules have entire parameters."""
     places, known = [], {}
     for module, name, parameter in unit._own_places():
         if id(parameter) not in known:
@@ -241,7 +241,7 @@ def _gathered(unit):
 
 @contextlib.contextmanager
 def _placed(places):
-    """A region in which modules have other parameters."""
+    """Returns a region in which modules have other parameters."""
     former = [(module, name, module._parameters[name]) for module, name, _ in places]
     entered = _regions.__dict__.setdefault("entered", [])
     entered.append(places)
@@ -256,7 +256,8 @@ def _placed(places):
 
 
 def _again():
-    """Returns what makes a region with the entire parameters that this thread's modules have now; None if there are none."""
+    """Returns a function that makes a region with the entire parameters that this thread's modules have now; None if
+    there are none."""
     places = [place for entered in getattr(_regions, "entered", ()) for place in entered]
     return functools.partial(_placed, places) if places else None
 

@@ -5,7 +5,8 @@ import enum
 
 
 class ShardingStrategy(enum.Enum):
-    """Which parts of a model are spread over ranks. The results are the same; here parameters are, except for `NO_SHARD`."""
+    """The parts of a model that are spread over ranks. The results are the same; here parameters are spread, except
+    with `NO_SHARD`."""
 
     FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _HYBRID_SHARD_ZERO2 = range(1, 6)
 
@@ -17,7 +18,7 @@ class BackwardPrefetch(enum.Enum):
 
 
 class StateDictType(enum.Enum):
-    """Whether states have entire tensors, this rank's rows as they are, or as parts of entire ones."""
+    """The form of the tensors in states: entire, this rank's rows as they are, or as parts of entire ones."""
 
     FULL_STATE_DICT, LOCAL_STATE_DICT, SHARDED_STATE_DICT = range(1, 4)
 

@@ -89,7 +89,7 @@ class FullyShardedDataParallel(Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """A region whose backward passes leave gradients on their ranks, until one outside of it adds them up."""
+        """Returns a region whose backward passes leave gradients on their ranks, until one outside of it adds them up."""
         units = [module for module in self.modules() if isinstance(module, FSDPModule)]
         former = [unit._is_synchronized for unit in units]
         for unit in units:
@@ -173,7 +173,7 @@ class FullyShardedDataParallel(Module):
     @staticmethod
     @contextlib.contextmanager
     def state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
-        """A region in which a module makes another kind of states."""
+        """Returns a region in which a module makes another kind of states."""
         former = FullyShardedDataParallel.set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
         try:
             yield
@@ -222,7 +222,7 @@ class FullyShardedDataParallel(Module):
     @staticmethod
     @contextlib.contextmanager
     def summon_full_params(module, recurse=True, writeback=True, rank0_only=False, offload_to_cpu=False, with_grads=False):
-        """A region in which a module has entire parameters. Writes to them are kept, unless `writeback` is False."""
+        """Returns a region in which a module has entire parameters. Writes to them are kept, unless `writeback` is False."""
         from ...nn.parameter import Parameter
         places, known = [], {}
         for part in module.modules():

@@ -62,7 +62,7 @@ class CustomPolicy(_Policy):
 
 @contextlib.contextmanager
 def enable_wrap(*, wrapper_cls, **wrapper_kwargs):
-    """A region in which `wrap` wraps modules."""
+    """Returns a region in which `wrap` wraps modules."""
     global _wrapping
     former, _wrapping = _wrapping, (wrapper_cls, wrapper_kwargs)
     try:

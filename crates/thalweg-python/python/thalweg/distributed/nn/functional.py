@@ -1,4 +1,5 @@
-"""Collectives with gradients (`torch.distributed.nn.functional`): the gradient of what other ranks have received comes back to the rank that sent it."""
+"""Collectives with gradients (`torch.distributed.nn.functional`): the gradient of a tensor that other ranks have
+received comes back to the rank that sent it."""
 
 from ... import _core
 from ..._left_out import attributes
@@ -36,7 +37,7 @@ def _summed(tensor, op, own):
 
 
 def _sent(tensors, own):
-    """Returns the tensors that the ranks have sent to this one, of one for each rank."""
+    """Sends one tensor to each rank, and returns the tensors that the ranks have sent to this one."""
     received = [_core.empty_like(tensors[own.rank()]) for _ in range(own.size())]
     _all_to_all(received, list(tensors), own)
     return tuple(received)
@@ -109,7 +110,7 @@ def broadcast(tensor, src, group=None):
 
 
 def reduce(tensor, dst, op=ReduceOp.SUM, group=None):
-    """Returns the reduction of the tensors of all ranks, on one of them; others have theirs."""
+    """Returns the reduction of the tensors of all ranks on one of them; on the others, their own tensor."""
     own = _check("reduce", group)
 
     def back(gradient):

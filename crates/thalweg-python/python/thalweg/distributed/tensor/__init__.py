@@ -48,7 +48,7 @@ class DTensor(Tensor):
         return whole.to_local(grad_placements=grad_placements)
 
     def redistribute(self, device_mesh=None, placements=None, *, async_op=False, forward_dtype=None, backward_dtype=None):
-        """Returns the tensor with its parts placed in another way."""
+        """Returns the tensor with its parts placed in a different way."""
         mesh = device_mesh or self.device_mesh
         if mesh != self.device_mesh:
             raise NotImplementedError("redistribute to another mesh is left out: gather the tensor and distribute it there")
@@ -141,8 +141,8 @@ def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_ran
 
 
 def distribute_module(module, device_mesh=None, partition_fn=None, input_fn=None, output_fn=None):
-    """Returns a module whose parts `partition_fn` places, with functions before and after its `forward`. Parameters and buffers that it has not
-    placed are in one piece on each rank."""
+    """Returns a module whose parts `partition_fn` divides, with functions before and after its `forward`. Parameters
+    and buffers that it has not divided are entire on each rank."""
     from ...nn.parameter import Parameter
     mesh = device_mesh or init_device_mesh("cpu", (_size(),))
     for name, part in module.named_modules():

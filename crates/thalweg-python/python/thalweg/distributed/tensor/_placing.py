@@ -86,7 +86,8 @@ def changed(tensor, source, target, group):
 
 
 def redistributed(tensor, mesh, sources, targets):
-    """Returns the part of this rank in another placement. Dimensions of the mesh are left from the last to the first, and taken from the first."""
+    """Returns this rank's part of a tensor in another placement. The old placement is undone from the last dimension of
+    the mesh to the first; then the new one is applied from the first."""
     if tuple(sources) == tuple(targets):
         return tensor
     middle = [source if source == target else Replicate() for source, target in zip(sources, targets)]

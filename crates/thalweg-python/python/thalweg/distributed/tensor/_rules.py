@@ -31,7 +31,8 @@ def _located(placement, rank, own):
 
 
 def _beside(value, place, target, rank, is_part):
-    """Returns the placement that an argument must have, for the result to have `target`; `is_part` says that others are in parts."""
+    """Returns the placement that an argument must have so that the result has the placement `target`. `is_part` states
+    that other arguments are in parts."""
     placement, own = value.placements[place], value.dim()
     if is_divided(target):
         dim = target.dim - (rank - own)
@@ -236,7 +237,8 @@ def transposed(call):
 
 
 def reshaped(call):
-    """Returns a tensor with another shape, whose parts are still in one piece, or that of the entire tensor."""
+    """Returns a tensor with another shape. It is divided in the same way if each rank's part stays in one piece;
+    otherwise it is computed from the entire tensor."""
     x, *sizes = call.args
     with _torch_functions.DisableTorchFunction():
         made = call.func(_core.empty(list(x.shape), device="meta"), *sizes, **call.kwargs)

@@ -8,7 +8,7 @@ from ..._left_out import attributes
 
 @contextlib.contextmanager
 def implicit_replication():
-    """A region in which plain tensors are taken as entire ones on every rank."""
+    """Returns a region in which plain tensors are taken as entire ones on every rank."""
     former, _rules.local.takes_plain = _rules.local.takes_plain, True
     try:
         yield

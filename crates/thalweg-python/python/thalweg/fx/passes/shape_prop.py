@@ -11,7 +11,7 @@ __all__ = ["ShapeProp", "TensorMetadata"]
 
 
 class TensorMetadata(typing.NamedTuple):
-    """The facts about a tensor that do not depend on its elements."""
+    """The properties of a tensor that do not depend on its elements."""
 
     shape: typing.Any
     dtype: typing.Any
@@ -23,7 +23,7 @@ class TensorMetadata(typing.NamedTuple):
 
 
 def _extract_tensor_metadata(result, include_contiguity=True):
-    """Returns what is known of a tensor without its elements."""
+    """Returns the properties of a tensor that do not depend on its elements."""
     formats = (_core.contiguous_format, _core.channels_last, _core.channels_last_3d) if include_contiguity else ()
     own = next((one for one in formats if result.is_contiguous(memory_format=one)), None)
     return TensorMetadata(result.shape, result.dtype, result.requires_grad, result.stride(), own, result.is_quantized, {})

@@ -67,7 +67,7 @@ def _modules(m, parts):
 
 
 def _outer(m, parts, part_of, tuple_return):
-    """Returns the graph that calls the parts, each as soon as its inputs are there."""
+    """Returns the graph that calls the parts, each as soon as its inputs are computed."""
     import operator
     graph, known, waiting = Graph(), {}, list(dict.fromkeys(part_of.values()))
 

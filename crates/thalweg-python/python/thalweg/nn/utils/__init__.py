@@ -30,7 +30,8 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
 
 
 def _clip_sharded(parameters, max_norm, norm_type):
-    """Scales gradients of which each rank has parts so that the norm of all is at most a given number, and returns their norm before."""
+    """Scales gradients that are divided among ranks, so that their total norm is at most a given number, and returns
+    the norm before."""
     from ... import distributed
     norms = _core.stack([get_total_norm(parameter.grad.detach(), norm_type).float() for parameter in parameters])
     if norm_type == float("inf"):

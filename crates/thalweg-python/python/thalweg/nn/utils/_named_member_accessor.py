@@ -6,7 +6,7 @@ _MISSING = object()
 
 
 def swap_tensor(module, name, tensor, allow_missing=False):
-    """Puts a tensor in the place of a parameter, a buffer or an attribute, and returns what was there."""
+    """Replaces a parameter, a buffer or an attribute by a tensor, and returns the former one."""
     if "." in name or not name:
         raise KeyError(f"tensor name can't {'contain a dot' if name else 'be empty string'}, got {name!r}")
     places = next((own for own in (module._parameters, module._buffers) if name in own), None)
@@ -38,7 +38,7 @@ class NamedMemberAccessor:
         return self.module.get_submodule(name)
 
     def swap_tensor(self, name, value, *, allow_missing=False):
-        """Puts a tensor in the place of another, and returns the former one."""
+        """Replaces a tensor by another, and returns the former one."""
         path, _, own = name.rpartition(".")
         return swap_tensor(self.get_submodule(path), own, value, allow_missing)
 
@@ -51,7 +51,7 @@ class NamedMemberAccessor:
         return found
 
     def set_tensor(self, name, value):
-        """Puts a tensor in the place of another."""
+        """Replaces a tensor by another."""
         self.swap_tensor(name, value, allow_missing=True)
 
     def del_tensor(self, name):

@@ -152,7 +152,7 @@ class _Orthogonal(Module):
         return _core.linalg_householder_product(A, tau) * X.diagonal(dim1=-2, dim2=-1).int().unsqueeze(-2)
 
     def right_inverse(self, Q):
-        """Returns a matrix whose image is the given one, after making that orthogonal."""
+        """Returns a matrix that the parametrization maps to the given one, after making the given one orthogonal."""
         if Q.shape != self.shape:
             raise ValueError(f"Expected a matrix or batch of matrices of shape {self.shape}. Got a tensor of shape {Q.shape}.")
         given, is_wide = Q, Q.shape[-2] < Q.shape[-1]

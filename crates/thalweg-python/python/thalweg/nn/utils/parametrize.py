@@ -15,7 +15,7 @@ _cache_enabled = 0
 
 @contextlib.contextmanager
 def cached():
-    """A region in which each parametrized tensor is computed only once."""
+    """Returns a region in which each parametrized tensor is computed only once."""
     global _cache_enabled
     _cache_enabled += 1
     try:
@@ -116,7 +116,7 @@ class ParametrizationList(ModuleList):
         return [self.original] if self.is_tensor else [getattr(self, f"original{place}") for place in range(self.ntensors)]
 
     def right_inverse(self, value):
-        """Sets the original tensors so that the parametrized one has a given value."""
+        """Sets the original tensors so that the parametrized tensor gets a given value."""
         with _unrecorded():
             for module in reversed(list(self)):
                 if not hasattr(module, "right_inverse"):
@@ -152,7 +152,7 @@ def _refuse_state(self):
 
 
 def _copied(self, memo):
-    """Returns a deep copy, with a class of its own."""
+    """Returns a deep copy, which has a class of its own."""
     if id(self) not in memo:
         made = memo[id(self)] = self.__new__(type(self))
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))

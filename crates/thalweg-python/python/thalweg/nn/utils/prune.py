@@ -116,7 +116,7 @@ class BasePruningMethod(abc.ABC):
 
 
 class PruningContainer(BasePruningMethod):
-    """A sequence of pruning methods, each applied to the elements that the former ones left."""
+    """A sequence of pruning methods, each of which prunes the elements that the earlier ones left."""
 
     def __init__(self, *args):
         self._pruning_methods = ()
@@ -143,7 +143,7 @@ class PruningContainer(BasePruningMethod):
         return self._pruning_methods[index]
 
     def compute_mask(self, t, default_mask):
-        """Returns the mask of the last method, applied to the elements that the others left."""
+        """Returns the mask of the last method, computed for the elements that the earlier methods left."""
         method, mask = self._pruning_methods[-1], default_mask.to(dtype=t.dtype)
         if method.PRUNING_TYPE == "unstructured":
             places = default_mask == 1

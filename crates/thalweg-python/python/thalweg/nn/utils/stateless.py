@@ -12,5 +12,5 @@ def functional_call(module, parameters_and_buffers, args=None, kwargs=None, *, t
 
 
 def _reparametrize_module(module, parameters_and_buffers, *, tie_weights=False, strict=False, stack_weights=False):
-    """A region in which a module has other tensors as its parameters and buffers."""
+    """Returns a region in which a module has other tensors as its parameters and buffers."""
     return _replaced(module, parameters_and_buffers, tie_weights, strict)

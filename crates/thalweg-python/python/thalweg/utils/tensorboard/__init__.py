@@ -44,11 +44,11 @@ class _FileWriter:
         self.event_writer.add_event(event)
 
     def flush(self):
-        """Writes what has been added."""
+        """Writes all values that have been added."""
         self.event_writer.flush()
 
     def close(self):
-        """Writes what has been added, and closes the file."""
+        """Writes all values that have been added, and closes the file or files."""
         self.event_writer.close()
 
 
@@ -162,12 +162,12 @@ class _SummaryWriter:
         raise NotImplementedError("SummaryWriter.add_graph is left out: programs run eagerly")
 
     def flush(self):
-        """Writes what has been added."""
+        """Writes all values that have been added."""
         for writer in self._writers.values():
             writer.flush()
 
     def close(self):
-        """Writes what has been added, and closes the files."""
+        """Writes all values that have been added, and closes the file or files."""
         while self._writers:
             self._writers.popitem()[1].close()
 

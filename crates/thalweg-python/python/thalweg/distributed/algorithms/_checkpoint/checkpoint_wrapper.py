@@ -70,7 +70,7 @@ class CheckpointWrapper(ActivationWrapper):
             checkpoint, use_reentrant=False, **checkpoint_fn_kwargs)
 
     def forward(self, *args, **kwargs):
-        """Computes the output, and again in the backward pass."""
+        """Computes the output. The backward pass computes it again."""
         return self.checkpoint_fn(self._checkpoint_wrapped_module, *args, **kwargs)
 
 

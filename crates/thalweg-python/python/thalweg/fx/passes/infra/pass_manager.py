@@ -96,7 +96,7 @@ class PassManager:
         self._validated = True
 
     def add_checks(self, check):
-        """Adds a check that runs after each pass, if that is chosen, and after all."""
+        """Adds a check that runs after all passes, and also after each pass if `run_checks_after_each_pass` is set."""
         if list(inspect.signature(check).parameters.values()) == [] or len(inspect.signature(check).parameters) != 1:
             raise TypeError("PassManager check function should only take in one variable, a module")
         self.check = check

@@ -10,7 +10,7 @@ __all__ = ["HolderModule", "compare_graphs", "lift_subgraph_as_module"]
 
 
 class HolderModule(Module):
-    """A module that holds others by their names."""
+    """A module that holds others by name."""
 
     def __init__(self, d):
         super().__init__()

@@ -10,7 +10,7 @@ __all__ = ["InternalMatch", "SubgraphMatcher"]
 
 @dataclasses.dataclass
 class InternalMatch:
-    """A place where a pattern was found: the nodes there by those of the pattern."""
+    """A match of a pattern in a graph: for each node of the pattern, the node that it matches."""
 
     anchors: list
     nodes_map: dict = dataclasses.field(default_factory=dict)
@@ -29,7 +29,7 @@ def _attribute(module, path):
 
 
 class SubgraphMatcher:
-    """Finds a pattern in graphs. The pattern's results are matched first, then what they are computed from."""
+    """Finds a pattern in graphs. The pattern's results are matched first, then their arguments."""
 
     def __init__(self, pattern, match_output=False, match_placeholder=False, remove_overlapping_matches=True, ignore_literals=False):
         self.pattern, self.match_output, self.match_placeholder = pattern, match_output, match_placeholder
@@ -133,7 +133,7 @@ class SubgraphMatcher:
 
     @staticmethod
     def _ordered(mine, theirs):
-        """Returns the arguments of two calls in one order, as far as they are passed in different ways."""
+        """Returns the arguments of two calls in the same order, although they may be passed in different ways."""
         def listed(node):
             try:
                 found = node.normalized_arguments(node.graph.owning_module) if node.op == "call_function" and node.kwargs else None
@@ -146,7 +146,7 @@ class SubgraphMatcher:
         return one, other
 
     def match(self, graph, node_name_match=""):
-        """Returns the places where the pattern is found, the last ones of the graph first."""
+        """Returns the matches of the pattern, those at the end of the graph first."""
         candidates = []
         for anchor in self.pattern_anchors:
             found = [node for node in graph.nodes if self._nodes_are_equal(anchor, node, node_name_match)]

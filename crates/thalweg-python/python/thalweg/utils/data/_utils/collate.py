@@ -18,8 +18,8 @@ def _has_text_or_objects(array):
 
 
 def _like(former, parts):
-    """Returns parts in a collection like another one: a copy of it if it is mutable, else an object made by its class, or a plain
-    collection."""
+    """Returns values in a collection of the same kind as another: a copy of it if it is mutable, else an object that
+    its class makes, or a plain collection."""
     is_mapping = isinstance(former, collections.abc.Mapping)
     try:
         if isinstance(former, collections.abc.MutableMapping):

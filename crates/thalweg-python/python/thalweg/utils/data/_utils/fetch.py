@@ -38,5 +38,5 @@ class _DatasetKind:
 
     @staticmethod
     def create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last):
-        """Returns what makes the batches of a dataset."""
+        """Returns the object that makes the batches of a dataset."""
         return Fetcher(dataset, kind == _DatasetKind.Iterable, auto_collation, collate_fn, drop_last)

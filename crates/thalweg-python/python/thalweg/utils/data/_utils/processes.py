@@ -15,7 +15,7 @@ from .pin_memory import pin_memory
 
 
 def _start(options, indices, results, worker_id, is_torch):
-    """Runs in a new process: makes this package `torch`, if the program has it so, and serves batches."""
+    """Runs in a new process: makes this package `torch` if the parent has done so, and serves batches."""
     if is_torch and "torch" not in sys.modules:
         from .... import install_as_torch
         install_as_torch()

@@ -40,14 +40,14 @@ def get_worker_info():
 
 
 class _Ended:
-    """The message of a worker whose part of a dataset without indices has ended."""
+    """The message that a worker has reached the end of its part of a dataset without indices."""
 
     def __init__(self, worker):
         self.worker = worker
 
 
 class _Resume:
-    """The message that a new pass begins. The worker answers with the same."""
+    """The message that a new pass begins. The worker replies with the same message."""
 
     def __init__(self, seed=None):
         self.seed = seed
