@@ -158,6 +158,8 @@ pub struct PartialGradient {
     pub derived: Arc<GradientBody>,
     /// The saved tensors that this gradient reads, inputs and outputs together, by their index among those of the full gradient.
     pub saved: SmallVec<[usize; 4]>,
+    /// The outputs of which nothing remains (one bit each, by index): they only have terms with absent gradients.
+    pub absent_outputs: u32,
 }
 
 /// Returns a gradient of an operator of this signature without those of the used outputs in `absent` (one bit each, by index).
@@ -171,6 +173,10 @@ pub fn without(signature: &Signature, derived: &GradientBody, absent: u32) -> Pa
             (0..used).filter(|&place| is_absent(place)).map(|place| saved + place).collect();
         let (body, kept) =
             without_unused_inputs(&thalweg_ir::grad::without_gradients(&derived.body, &inputs));
+        let is_zero = |body: &Body, output: usize| is_constant_zero(body, body.outputs[output].value);
+        let absent_outputs = (0..body.outputs.len())
+            .filter(|&output| is_zero(&body, output) && !is_zero(&derived.body, output))
+            .fold(0, |mask, output| mask | 1 << output);
         let at = |place: usize| kept.contains(&place);
         let from = derived.saved_inputs.len();
         let saved_inputs = derived.saved_inputs.iter().enumerate().filter(|&(place, _)| at(place));
@@ -185,8 +191,18 @@ pub fn without(signature: &Signature, derived: &GradientBody, absent: u32) -> Pa
                 body: Arc::new(body),
             }),
             saved: kept.iter().copied().filter(|&place| place < saved).collect(),
+            absent_outputs,
         }
     })
+}
+
+/// Returns whether an expression is the number 0, cast or not.
+fn is_constant_zero(body: &Body, id: ExprId) -> bool {
+    match body.nodes[id.index()] {
+        Node::Constant(number) => number.to_f64() == 0.0,
+        Node::Cast(value) => is_constant_zero(body, value),
+        _ => false,
+    }
 }
 
 /// A gradient that sums some of its outputs over the points of rows.

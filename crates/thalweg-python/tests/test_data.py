@@ -251,3 +251,12 @@ def test_forked_workers_compute_large_samples_after_their_parent():
     assert Large()[1].item() == 1 << 21
     for batch, wanted in zip(DataLoader(Large(), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=120), ([1, 2], [3, 4])):
         assert batch.tolist() == [part * (1 << 20) for part in wanted]
+
+
+def test_what_a_program_draws_later_does_not_depend_on_its_loaders():
+    drawn = []
+    for count, shuffle, workers in ((3, False, 0), (7, False, 1), (3, True, 0), (7, True, 0)):
+        th.manual_seed(4)
+        list(DataLoader(Squares(count), shuffle=shuffle, num_workers=workers))
+        drawn.append(th.rand([4]).tolist())
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]

@@ -216,7 +216,7 @@ def test_passes_over_loaders_are_replaced_in_part():
     class Own:
         """A data loader that a library defines, with the attributes that an iterator over it reads."""
 
-        dataset, collate_fn, drop_last, num_workers, pin_memory = range(5), list, False, 0, False
+        dataset, collate_fn, drop_last, num_workers, pin_memory, generator = range(5), list, False, 0, False, None
         _dataset_kind, _auto_collation, _index_sampler = dataloader._DatasetKind.Map, True, [[0, 1], [4]]
 
     assert list(dataloader._SingleProcessDataLoaderIter(Own())) == [[0, 1], [4]]

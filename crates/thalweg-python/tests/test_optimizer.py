@@ -134,3 +134,42 @@ def test_a_step_leaves_parameters_to_fusion():
     loops = _core._compile_counters()[0]
     compiled()
     assert _core._compile_counters()[0] - loops == 3
+
+
+def test_functions_of_lists_step_as_the_classes():
+    from thalweg.optim import _functional
+    start, gradients = [1.0, -2.0, 0.5], [[0.5, -1.0, 2.0], [1.0, 0.1, -0.3]]
+    cases = [
+        ("Adam", {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.01, "amsgrad": True}, ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
+        ("AdamW", {"lr": 0.1, "betas": (0.8, 0.99), "weight_decay": 0.1, "amsgrad": False}, ["exp_avg", "exp_avg_sq", None]),
+        ("RMSprop", {"lr": 0.1, "alpha": 0.9, "momentum": 0.5, "centered": True}, ["square_avg", "grad_avg", "momentum_buffer"]),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}, ["momentum_buffer"])]
+    for name, options, states in cases:
+        parameter = th.nn.Parameter(th.tensor(start))
+        optimizer = getattr(th.optim, name)([parameter], **options)
+        function = getattr(getattr(th.optim, name.lower()), name.lower())
+        assert function is getattr(_functional, name.lower())
+        own = th.tensor(start)
+        lists = [[None] if name == "SGD" else [th.zeros(3)] if state else [] for state in states]
+        if name != "SGD":
+            lists.append([th.tensor(0.0)])
+        given = {key: value for key, value in {**optimizer.defaults, **options}.items() if key not in ("betas", "fused", "foreach", "capturable", "differentiable")}
+        if "betas" in options:
+            given["beta1"], given["beta2"] = options["betas"]
+        for gradient in gradients:
+            parameter.grad = th.tensor(gradient)
+            optimizer.step()
+            function([own], [th.tensor(gradient)], *lists, **given)
+        close(own, parameter.tolist(), 1e-6)
+        for state, values in zip(states, lists):
+            if state:
+                close(values[0], optimizer.state[parameter][state].tolist(), 1e-6)
+
+
+def test_options_are_read_from_the_constructors_code():
+    for name in ("SGD", "Adam", "RMSprop", "Adadelta"):
+        code = getattr(th.optim, name).__init__.__code__
+        names = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
+        assert names[:3] == ("self", "params", "lr") and "maximize" in names
+    with raises(TypeError, "Adam.__init__() got an unexpected keyword argument 'rate'"):
+        th.optim.Adam([th.nn.Parameter(th.ones(1))], rate=1.0)

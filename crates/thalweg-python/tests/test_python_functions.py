@@ -155,3 +155,62 @@ def test_types_by_name():
     assert x.type("torch.DoubleTensor").dtype is th.float64 and x.type(th.LongTensor).dtype is th.int64
     with raises(ValueError, "invalid type"):
         x.type("torch.NothingTensor")
+
+
+def test_histograms_of_several_dimensions():
+    points = th.tensor([[0.0, 0.0], [1.0, 0.5], [2.0, 1.0], [0.5, 1.0], [9.0, 0.0]])
+    counts, (rows, columns) = th.histogramdd(points, [2, 2], range=[0.0, 2.0, 0.0, 1.0])
+    # The upper edge is in the last bin; a point outside is in none.
+    assert counts.tolist() == [[1.0, 1.0], [0.0, 2.0]] and rows.tolist() == [0.0, 1.0, 2.0] and columns.tolist() == [0.0, 0.5, 1.0]
+    edges = [th.tensor([0.0, 1.5, 10.0]), th.tensor([0.0, 1.0])]
+    density = th.histogramdd(points, edges, weight=th.tensor([1.0, 2.0, 3.0, 4.0, 6.0]), density=True).hist
+    close(density, [[7 / 16 / 1.5], [9 / 16 / 8.5]], 1e-6)
+
+
+def test_extreme_eigenvalues():
+    factor = (th.arange(144, dtype=th.float64) * 0.7).sin().reshape(12, 12)
+    matrix, weight = factor @ factor.T, th.linspace(1, 2, 12, dtype=th.float64).diag()
+    th.manual_seed(0)
+    for options, expected in (({}, th.linalg.eigvalsh(matrix).flip(0)), ({"largest": False}, th.linalg.eigvalsh(matrix)),
+                              ({"B": weight}, th.linalg.eigvalsh(weight.rsqrt().nan_to_num(0, 0, 0) @ matrix @ weight.rsqrt().nan_to_num(0, 0, 0)).flip(0))):
+        values, vectors = th.lobpcg(matrix, k=2, niter=200, tol=1e-10, **options)
+        close(values, expected[:2].tolist(), 1e-7)
+        assert (matrix @ vectors - options.get("B", th.eye(12, dtype=th.float64)) @ vectors * values).abs().max() < 1e-5
+
+
+def test_blocks_of_a_mask_are_seen():
+    from thalweg.nn.attention import flex_attention as flex
+    x = th.arange(32).sin().reshape(1, 1, 8, 4)
+    counts, places = th.tensor([[[1, 2]]]), th.tensor([[[[0, 1], [1, 0]]]])
+    causal = lambda batch, head, query, key: query >= key
+    found = flex.flex_attention(x, x, x, block_mask=flex.BlockMask.from_kv_blocks(counts, places, BLOCK_SIZE=4, mask_mod=causal))
+    close(found, F.scaled_dot_product_attention(x, x, x, is_causal=True).tolist(), 1e-5)
+    seen = th.ones(8, 8).bool()
+    seen[:4, 4:] = False
+    full = flex.BlockMask.from_kv_blocks(counts * 0, places, counts, places, BLOCK_SIZE=4)
+    close(flex.flex_attention(x, x, x, block_mask=full), F.scaled_dot_product_attention(x, x, x, seen).tolist(), 1e-5)
+
+
+def test_losses_take_their_tensors_by_name():
+    a, b = th.tensor([[1.0, 2.0], [0.0, 1.0]]), th.tensor([[0.1, 1.1], [1.1, 2.1]])
+    assert th.nn.TripletMarginLoss()(anchor=a, positive=b, negative=a * 2).item() == F.triplet_margin_loss(a, b, a * 2).item()
+    assert th.nn.GaussianNLLLoss()(a, target=b, var=a * a + 1).item() == F.gaussian_nll_loss(a, b, a * a + 1).item()
+    with raises(TypeError, "missing 1 required positional argument: 'negative'"):
+        th.nn.TripletMarginLoss()(a, b)
+
+
+def test_the_default_dtype_is_not_printed():
+    th.set_default_dtype(th.float64)
+    try:
+        shown = [repr(th.ones(1)), repr(th.ones(1, dtype=th.float32)), repr(th.ones(1) + 0j), repr(th.ones(1, dtype=th.complex64))]
+    finally:
+        th.set_default_dtype(th.float32)
+    assert ["dtype" in text for text in shown] == [False, True, False, True]
+
+
+def test_diagonals_of_sparse_matrices():
+    rows = th.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    made = th.sparse.spdiags(rows, th.tensor([-1, 2]), (4, 5)).to_dense()
+    assert made.tolist() == [[0, 0, 7, 0, 0], [1, 0, 0, 8, 0], [0, 2, 0, 0, 0], [0, 0, 3, 0, 0]]
+    former = th.sparse.FloatTensor(th.tensor([[0, 1], [2, 0]]), th.tensor([3.0, 4.0]), th.Size([2, 3]))
+    assert former.to_dense().tolist() == [[0, 0, 3], [4, 0, 0]]

@@ -43,8 +43,8 @@ enum Kind {
     #[error("{0}")]
     Distributed(String),
     /// An index out of range: the text, and the call whose kernel detected it.
-    #[error("{}: {}\n  called at {}:{}", .1.operator, .0, .1.source().file, .1.source().line)]
-    OutOfRange(String, Label),
+    #[error("{}: {}\n  called at {}:{}", .2.operator, .1, .2.source().file, .2.source().line)]
+    OutOfRange(ErrorClass, String, Label),
 }
 
 /// The class of a refused request, named after PyTorch's exception.
@@ -155,8 +155,8 @@ impl Error {
 
     /// Creates the error of an index that a kernel found out of range: the text describes the index, the label names the operator
     /// and the line.
-    pub(crate) fn out_of_range(text: String, label: Label) -> Self {
-        Self::from_kind(Kind::OutOfRange(text, label)).suspects(vec![label])
+    pub(crate) fn out_of_range(class: ErrorClass, text: String, label: Label) -> Self {
+        Self::from_kind(Kind::OutOfRange(class, text, label)).suspects(vec![label])
     }
 
     /// Creates the error of a call that is not possible while a stream captures.
@@ -244,8 +244,7 @@ impl Error {
     /// Returns the class of PyTorch's exception: [`ErrorClass::Runtime`] for every error other than a refused request.
     pub fn class(&self) -> ErrorClass {
         match self.0.kind {
-            Kind::Invalid(class, _) => class,
-            Kind::OutOfRange(..) => ErrorClass::Index,
+            Kind::Invalid(class, _) | Kind::OutOfRange(class, ..) => class,
             _ => ErrorClass::Runtime,
         }
     }

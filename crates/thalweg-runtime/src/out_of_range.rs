@@ -24,7 +24,7 @@ use thalweg_driver::{Driver, HostFlags, HostPointer, ImageKind, Label};
 use thalweg_lock::{Mutex, RwLock};
 
 use crate::memory::outside_capture;
-use crate::{Error, Result};
+use crate::{Error, ErrorClass, Result};
 
 /// The number of lines of a program that have a slot of their own. Further lines share the last slot.
 const SLOTS: usize = 4096;
@@ -41,6 +41,8 @@ pub enum RangeOf {
     Elements,
     /// Classes.
     Classes,
+    /// Elements of an image or a volume of these extents, row-major; a missing last extent is 0.
+    Volume([usize; 3]),
 }
 
 impl RangeOf {
@@ -54,6 +56,22 @@ impl RangeOf {
                 format!("out of range: tried to access index {index} on a tensor of {extent} elements.")
             }
             Self::Classes => format!("Target {index} is out of bounds: there are {extent} classes."),
+            Self::Volume(extents) => {
+                let extents: Vec<_> =
+                    extents.iter().filter(|&&extent| extent > 0).map(ToString::to_string).collect();
+                format!(
+                    "Found an invalid max index: {index} (output volumes are of size {})",
+                    extents.join("x")
+                )
+            }
+        }
+    }
+
+    /// Returns the class of PyTorch's exception.
+    const fn class(self) -> ErrorClass {
+        match self {
+            Self::Dimension(_) | Self::Elements | Self::Classes => ErrorClass::Index,
+            Self::Volume(_) => ErrorClass::Runtime,
         }
     }
 }
@@ -181,7 +199,7 @@ impl OutOfRange {
         let Some((slot, index, extent)) = self.take(driver, count)? else { return Ok(()) };
         let lines = self.lines.read();
         let (label, indexed) = lines.list[slot - 1];
-        Err(Error::out_of_range(indexed.words(index, extent), label))
+        Err(Error::out_of_range(indexed.class(), indexed.words(index, extent), label))
     }
 
     /// Takes the reports of the first `count` lines, and returns the first report found.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use thalweg_ir::{DType, Element, c128, with_dtype};
 use thalweg_lock::RwLock;
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result, refuse_if};
 
 use crate::autograd::no_grad;
@@ -83,11 +84,9 @@ impl Tensor {
         if is_meta || (self.elements() == 0 && self.rank() != 1) {
             suffixes.push(format!("size={}", size_text(self.shape())));
         }
-        let is_default = match self.dtype() {
-            DType::F32 => true,
-            DType::I64 | DType::Bool | DType::C64 => self.elements() > 0 && !is_meta,
-            _ => false,
-        };
+        let floats = default_dtype();
+        let is_plain = matches!(self.dtype(), DType::I64 | DType::Bool) || self.dtype() == floats.complex();
+        let is_default = self.dtype() == floats || is_plain && self.elements() > 0 && !is_meta;
         if !is_default {
             suffixes.push(format!("dtype=torch.{}", self.dtype()));
         }

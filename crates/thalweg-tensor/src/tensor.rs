@@ -477,10 +477,7 @@ impl Tensor {
     /// Returns the tensor that a view was made from, and for a view of a view the original tensor (`torch.Tensor._base`); `None`
     /// if the view was made while nothing was recorded.
     pub fn base(&self) -> Option<Self> {
-        match self.0.autograd.view_of() {
-            Some(ViewOf::Base(base)) => Some(base.clone()),
-            _ => None,
-        }
+        self.0.autograd.view_of().and_then(ViewOf::base).cloned()
     }
 
     /// Returns whether both are views of one storage.
@@ -644,12 +641,25 @@ impl Tensor {
 
     /// Returns a view of the tensor with another layout.
     pub(crate) fn viewed(&self, layout: Layout) -> Self {
-        let view_of = match self.0.autograd.view_of() {
+        self.seen(layout, self.dtype(), AutogradMeta::view(self.as_origin()))
+    }
+
+    /// Returns one of several views of the tensor that one operator returns.
+    pub(crate) fn one_of_many(&self, layout: Layout) -> Self {
+        let view_of = match self.as_origin() {
+            ViewOf::Base(base) => ViewOf::OneOfMany(base),
+            other => other,
+        };
+        self.seen(layout, self.dtype(), AutogradMeta::view(view_of))
+    }
+
+    /// Returns the origin of the memory of a view of the tensor.
+    fn as_origin(&self) -> ViewOf {
+        match self.0.autograd.view_of() {
             Some(view_of) => view_of.clone(),
             None if is_grad_enabled() => ViewOf::Base(self.clone()),
             None => ViewOf::Unrecorded { of_required: self.requires_grad() },
-        };
-        self.seen(layout, self.dtype(), AutogradMeta::view(view_of))
+        }
     }
 
     /// Returns a view of the tensor's memory as elements of another dtype. Writes through the view that gradients would flow

@@ -131,7 +131,7 @@ impl Tensor {
         let at = self.layout().dimension(dimension)?;
         let mut places = host_room(self.shape()[at])?;
         for place in 0..self.shape()[at] {
-            places.push(self.viewed(self.layout().narrow(at, place, 1)?.squeeze(at)));
+            places.push(self.one_of_many(self.layout().narrow(at, place, 1)?.squeeze(at)));
         }
         Ok(record_unbind(self, places, at))
     }

@@ -54,6 +54,19 @@ impl CompositeRule for AdafactorOptions {
         named
     }
 
+    fn set(&mut self, option: &str, value: f64) {
+        match option {
+            "lr" => self.lr = value,
+            "beta2_decay" => self.beta2_decay = value,
+            "eps.0" => self.eps.0 = Some(value),
+            "eps.1" => self.eps.1 = value,
+            "d" => self.d = value,
+            "weight_decay" => self.weight_decay = value,
+            "maximize" => self.maximize = value != 0.0,
+            _ => {}
+        }
+    }
+
     fn learning_rate(&mut self) -> &mut f64 {
         &mut self.lr
     }

@@ -24,6 +24,9 @@ pub trait CompositeRule: Copy + Debug {
     /// Returns the options by PyTorch's names, as in a state dictionary; the learning rate is `lr`.
     fn named(&self) -> Vec<(&'static str, f64)>;
 
+    /// Sets the option with one of these names; a flag is set if the value is not 0. Another name changes nothing.
+    fn set(&mut self, option: &str, value: f64);
+
     /// Returns the learning rate of the options.
     fn learning_rate(&mut self) -> &mut f64;
 
@@ -135,18 +138,19 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
         OptimizerState { state: self.states.iter().cloned().enumerate().collect(), param_groups: vec![group] }
     }
 
-    /// Overwrites the states and the learning rate with saved ones. Asynchronous.
+    /// Overwrites states and options with saved ones. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a state is missing or does not fit, or the learning rate is out of its bounds. Then nothing has
-    /// changed.
+    /// [`Error::is_invalid_argument`] if a state is missing or does not fit, or an option is out of its bounds. Then nothing has changed.
     #[at_line]
     pub fn load_state_dict(&mut self, saved: &OptimizerState) -> Result<()> {
         let (group, copies) = self.saved_states(saved)?;
-        let rate = group.options.get("lr").copied();
-        rate.map_or(Ok(self.options), |rate| self.with_learning_rate(rate))?;
+        let mut options = self.options;
+        group.options.iter().for_each(|(name, &value)| options.set(name, value));
+        options.check(&self.parameters)?;
         no_grad(|| copies.iter().try_for_each(|(state, tensor)| state.copy_(tensor)))?;
-        rate.map_or(Ok(()), |rate| self.set_learning_rate(rate))
+        self.options = options;
+        self.set_learning_rate(*options.learning_rate())
     }
 
     /// Returns the saved group, and every state with the value to be written into it.

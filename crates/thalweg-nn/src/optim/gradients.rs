@@ -78,23 +78,31 @@ impl Gradients {
         &self.tensors
     }
 
-    /// Returns the tensors that have elements, by dtype.
+    /// Returns the tensors that have elements, by dtype; complex numbers as the real ones that a function makes of them.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a tensor is not floating-point.
-    fn lists(&self) -> Result<impl Iterator<Item = (DType, Vec<&Tensor>)>> {
-        if let Some(other) = self.tensors.iter().find(|tensor| !tensor.dtype().is_floating_point()) {
-            refuse!("{}: it takes floating-point numbers, not {}", self.operator, other.dtype());
+    /// [`Error::is_invalid_argument`] if a tensor is of integers.
+    fn lists(&self, of_complex: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<(DType, Vec<Tensor>)>> {
+        let mut lists: Vec<_> = FLOATS.into_iter().map(|dtype| (dtype, Vec::new())).collect();
+        for tensor in &self.tensors {
+            let real = if tensor.dtype().is_complex() { of_complex(tensor)? } else { tensor.clone() };
+            let Some((_, list)) = lists.iter_mut().find(|(dtype, _)| *dtype == real.dtype()) else {
+                refuse!(
+                    "{}: it takes floating-point and complex numbers, not {}",
+                    self.operator,
+                    real.dtype()
+                );
+            };
+            if real.elements() > 0 {
+                list.push(real);
+            }
         }
-        let of = |dtype| {
-            self.tensors.iter().filter(move |tensor| tensor.dtype() == dtype && tensor.elements() > 0)
-        };
-        Ok(FLOATS.into_iter().map(move |dtype| (dtype, of(dtype).collect())))
+        Ok(lists)
     }
 
-    /// Returns f64 if a tensor is f64, else f32.
+    /// Returns f64 if a tensor is f64 or c128, else f32.
     pub(super) fn dtype(&self) -> DType {
-        let is_wide = self.tensors.iter().any(|tensor| tensor.dtype() == DType::F64);
+        let is_wide = self.tensors.iter().any(|tensor| tensor.dtype().real() == DType::F64);
         if is_wide { DType::F64 } else { DType::F32 }
     }
 
@@ -104,10 +112,15 @@ impl Gradients {
             let stream = self.device.current_stream();
             let label = label_at("_foreach_norm", self.location);
             let mut parts = Vec::new();
-            for (dtype, list) in self.lists()? {
+            // The squares of both parts add to that of a complex number.
+            let of_complex = |tensor: &Tensor| match magnitude {
+                Magnitude::Power(2.0) => tensor.view_as_real(),
+                _ => tensor.abs(),
+            };
+            for (dtype, list) in self.lists(of_complex)? {
                 let kernel = Magnitudes { magnitude, dtype };
                 // A tensor with gaps is copied, so it is read once more.
-                let dense = list.into_iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
+                let dense = list.iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
                 for list in dense.chunks(CAPACITY) {
                     let tensors: Vec<_> =
                         list.iter().map(|tensor| (tensor.pointer(), tensor.elements() as u64)).collect();
@@ -157,8 +170,8 @@ impl Gradients {
         no_grad(|| {
             let stream = self.device.current_stream();
             number.record_stream(&stream);
-            for (dtype, list) in self.lists()? {
-                let (dense, others): (Vec<&Tensor>, Vec<&Tensor>) =
+            for (dtype, list) in self.lists(Tensor::view_as_real)? {
+                let (dense, others): (Vec<Tensor>, Vec<Tensor>) =
                     list.into_iter().partition(|tensor| tensor.is_contiguous());
                 for tensor in others {
                     let wide = if dtype == DType::F64 { DType::F64 } else { number.dtype() };
@@ -171,7 +184,7 @@ impl Gradients {
                 let arguments = ForeachArguments {
                     shared: SmallVec::from_slice(&[number.pointer().address()]),
                     scalars: SmallVec::from_slice(scalars),
-                    items: dense.iter().map(|tensor| item(tensor)).collect(),
+                    items: dense.iter().map(item).collect(),
                 };
                 execute(Kernels(&kernel), &arguments, &stream, label_at("_foreach_mul_", self.location))?;
                 dense.iter().for_each(|tensor| tensor.bump_version());

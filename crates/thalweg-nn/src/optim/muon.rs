@@ -66,6 +66,21 @@ impl CompositeRule for MuonOptions {
         ]
     }
 
+    fn set(&mut self, option: &str, value: f64) {
+        match option {
+            "lr" => self.lr = value,
+            "weight_decay" => self.weight_decay = value,
+            "momentum" => self.momentum = value,
+            "nesterov" => self.nesterov = value != 0.0,
+            "ns_coefficients.0" => self.ns_coefficients[0] = value,
+            "ns_coefficients.1" => self.ns_coefficients[1] = value,
+            "ns_coefficients.2" => self.ns_coefficients[2] = value,
+            "eps" => self.eps = value,
+            "ns_steps" => self.ns_steps = value as _,
+            _ => {}
+        }
+    }
+
     fn learning_rate(&mut self) -> &mut f64 {
         &mut self.lr
     }

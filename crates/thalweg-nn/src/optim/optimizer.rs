@@ -35,7 +35,7 @@ pub struct ParamGroup<O> {
 
 impl<O: OptimizerOptions> ParamGroup<O> {
     /// Creates a group over parameters that were checked.
-    fn new(parameters: Vec<Tensor>, options: O) -> Result<Self> {
+    pub(super) fn new(parameters: Vec<Tensor>, options: O) -> Result<Self> {
         Ok(Self { options, group: Group::new(O::RULE, options.values(), parameters)? })
     }
 

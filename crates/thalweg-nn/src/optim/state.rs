@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use thalweg_derive::at_line;
-use thalweg_ops::optimizer::OptimizerOptions;
+use thalweg_ops::optimizer::{OptimizerOptions, OptimizerValues};
 use thalweg_runtime::{Error, Result, invalid};
 
-use super::Optimizer;
 use super::group::{Group, Parameter};
+use super::{Optimizer, ParamGroup};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::no_grad;
 
@@ -90,19 +90,29 @@ impl<O: OptimizerOptions> Optimizer<O> {
     }
 
     /// Overwrites states and options with saved ones. The memory is reused, so steps that were captured before continue with the
-    /// loaded states and learning rates; other options keep their values from the capture.
+    /// loaded states and learning rates; other options keep their values from the capture. A group whose saved options need other states
+    /// or another kernel (`amsgrad`, a first momentum) gets new states: steps of it that were captured do not see them.
     ///
     /// A parameter without saved states is reset. If there are states but no `step` (PyTorch's SGD), one step is assumed. Names
     /// that this optimizer does not know are ignored. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the groups do not have the same numbers of parameters, a state is missing or has another
-    /// shape or device, or an option is out of its bounds or requires other states than this optimizer's. Then nothing has
-    /// changed.
+    /// shape or device, or an option is out of its bounds. Then nothing has changed.
     #[at_line]
     pub fn load_state_dict(&mut self, saved: &OptimizerState) -> Result<()> {
         let options = self.saved_options(saved)?;
-        let copies = self.saved_states(saved)?;
+        let made_anew = |(group, &options): (&ParamGroup<O>, &O)| {
+            let (own, saved) = (&group.group.values, options.values());
+            let is_kept =
+                |values: &OptimizerValues| values.states.iter().map(Option::is_some).collect::<Vec<_>>();
+            let fits = own.flags == saved.flags && is_kept(own) == is_kept(&saved);
+            (!fits).then(|| ParamGroup::new(group.parameters().cloned().collect(), options)).transpose()
+        };
+        let anew =
+            self.param_groups().iter().zip(&options).map(made_anew).collect::<Result<Vec<Option<_>>>>()?;
+        let groups = self.param_groups().iter().zip(&anew).map(|(own, anew)| anew.as_ref().unwrap_or(own));
+        let copies = saved_states(groups.map(|group| &group.group), saved)?;
         no_grad(|| {
             copies.iter().try_for_each(|(state, value)| {
                 state.record_stream(&state.device().current_stream());
@@ -114,8 +124,11 @@ impl<O: OptimizerOptions> Optimizer<O> {
                 }
             })
         })?;
-        for (group, options) in self.param_groups_mut().iter_mut().zip(options) {
-            group.replace_options(options);
+        for ((group, options), anew) in self.param_groups_mut().iter_mut().zip(options).zip(anew) {
+            match anew {
+                Some(anew) => *group = anew,
+                None => group.replace_options(options),
+            }
             group.group.set_learning_rate(group.group.values.learning_rate)?;
         }
         Ok(())
@@ -141,50 +154,47 @@ impl<O: OptimizerOptions> Optimizer<O> {
                 }
             }
             options.check().map_err(Error::invalid)?;
-            if options.values().flags != group.group.values.flags {
-                return fail(format!(
-                    "the state was saved with {options:?}, which needs other states and kernels; make the optimizer with them"
-                ));
-            }
             all.push(options);
         }
         Ok(all)
     }
+}
 
-    /// Returns every state with the value to be written into it.
-    fn saved_states<'a>(&self, saved: &'a OptimizerState) -> Result<Vec<(Tensor, Saved<'a>)>> {
-        let fail = |text: String| Err(invalid!("{}: {text}", O::RULE.title));
-        let mut copies = Vec::new();
-        for (group, saved_group) in self.param_groups().iter().zip(&saved.param_groups) {
-            let group = &group.group;
-            let kinds = group.kinds();
-            for (parameter, number) in group.parameters.iter().zip(&saved_group.params) {
-                let states = saved.state.get(number).filter(|states| !states.is_empty());
-                for (state, kind) in parameter.all_states(group).zip(&kinds) {
-                    let name = kind.name;
-                    let value = match states.map(|states| states.get(name)) {
-                        None => Saved::Number(kind.start),
-                        Some(None) => match kind.where_missing {
-                            Some(number) => Saved::Number(number),
-                            None => return fail(format!("parameter {number} has no saved {name}")),
-                        },
-                        Some(Some(tensor))
-                            if tensor.shape() != state.shape() || tensor.device() != state.device() =>
-                        {
-                            return fail(format!(
-                                "the saved {name} of parameter {number} is {tensor:?}, and must be {:?} on {}",
-                                state.shape(),
-                                state.device()
-                            ));
-                        }
-                        Some(Some(tensor)) => Saved::Tensor(tensor),
-                    };
-                    copies.push((state.clone(), value));
-                }
+/// Returns every state with the value to be written into it.
+fn saved_states<'a, 'g>(
+    groups: impl Iterator<Item = &'g Group>,
+    saved: &'a OptimizerState,
+) -> Result<Vec<(Tensor, Saved<'a>)>> {
+    let mut copies = Vec::new();
+    for (group, saved_group) in groups.zip(&saved.param_groups) {
+        let fail = |text: String| Err(invalid!("{}: {text}", group.rule.title));
+        let kinds = group.kinds();
+        for (parameter, number) in group.parameters.iter().zip(&saved_group.params) {
+            let states = saved.state.get(number).filter(|states| !states.is_empty());
+            for (state, kind) in parameter.all_states(group).zip(&kinds) {
+                let name = kind.name;
+                let value = match states.map(|states| states.get(name)) {
+                    None => Saved::Number(kind.start),
+                    Some(None) => match kind.where_missing {
+                        Some(number) => Saved::Number(number),
+                        None => return fail(format!("parameter {number} has no saved {name}")),
+                    },
+                    Some(Some(tensor))
+                        if tensor.shape() != state.shape() || tensor.device() != state.device() =>
+                    {
+                        return fail(format!(
+                            "the saved {name} of parameter {number} is {tensor:?}, and must be {:?} on {}",
+                            state.shape(),
+                            state.device()
+                        ));
+                    }
+                    Some(Some(tensor)) => Saved::Tensor(tensor),
+                };
+                copies.push((state.clone(), value));
             }
         }
-        Ok(copies)
     }
+    Ok(copies)
 }
 
 /// A value that is loaded into a state.

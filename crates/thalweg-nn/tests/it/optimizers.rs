@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use thalweg_ir::DType;
+use thalweg_ir::{DType, c64};
 use thalweg_nn::optim::{
-    Adam, AdamOptions, AdamW, AdamWOptions, GradientScale, NAdam, NAdamOptions, OptimizerState, Sgd,
-    SgdOptions, clip_grad_norm_, get_total_norm,
+    Adam, AdamOptions, AdamW, AdamWOptions, GradientScale, Muon, MuonOptions, NAdam, NAdamOptions,
+    OptimizerState, Sgd, SgdOptions, clip_grad_norm_, get_total_norm,
 };
 use thalweg_runtime::{CaptureOptions, Graph, Stream};
 use thalweg_tensor::Tensor;
@@ -230,7 +230,6 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
         assert_eq!(values(&adam.state_dict().state[&0]["exp_avg"]), first);
     };
     refused(&|state| state.param_groups.clear(), "the saved groups have [] parameters");
-    refused(&|state| _ = state.param_groups[0].options.insert("amsgrad".into(), 0.0), "other states");
     refused(&|state| _ = state.param_groups[0].options.insert("eps".into(), -1.0), "eps is -1");
     refused(
         &|state| drop(state.state.get_mut(&0).unwrap().remove("max_exp_avg_sq")),
@@ -289,6 +288,17 @@ fn many_gradients_of_several_dtypes_are_clipped_together() {
     clip_grad_norm_(&parameters, 11.0, 2.0).unwrap();
     for (parameter, before) in parameters.iter().zip(&before) {
         assert_eq!(values(&parameter.grad().unwrap()), *before);
+    }
+    // A complex number counts by its absolute value.
+    let z =
+        Tensor::from_slice(&[c64 { re: 3.0, im: 4.0 }, c64 { re: 0.0, im: -12.0 }], &[2], &device).unwrap();
+    let leaf = z.zeros_like().unwrap().requires_grad_().unwrap();
+    for (norm_type, norm) in [(2.0, 13.0), (1.0, 17.0), (f64::INFINITY, 12.0)] {
+        leaf.set_grad(Some(z.mul_scalar(1.0).unwrap())).unwrap();
+        let found = clip_grad_norm_([&leaf], norm / 2.0, norm_type).unwrap().to_vec::<f32>().unwrap()[0];
+        assert!((f64::from(found) - norm).abs() < 1e-5, "{norm_type}: {found}");
+        let clipped = leaf.grad().unwrap().to_vec::<c64>().unwrap();
+        assert!((clipped[0].re - 1.5).abs() < 1e-5 && (clipped[1].im + 6.0).abs() < 1e-5, "{clipped:?}");
     }
     let greatest = get_total_norm(&[parameters[7].grad().unwrap()], f64::INFINITY).unwrap();
     let expected = expected[7].1.iter().fold(0.0_f64, |most, x| most.max(x.abs())) * 10.0 / norm;
@@ -357,4 +367,33 @@ fn clipping_takes_four_commands_whatever_the_number_of_tensors() {
             .unwrap();
     // Magnitudes, their sum, its root, and the product.
     assert_eq!(graph.description().unwrap().nodes.len(), 4);
+}
+
+#[test]
+fn loaded_options_continue_as_the_saved_ones() {
+    let steps = |optimizer: &Sgd, leaf: &Tensor| {
+        for step in 0..3 {
+            leaf.set_grad(Some(random(&[4], 50 + step))).unwrap();
+            optimizer.step().unwrap();
+        }
+        values(leaf)
+    };
+    let start = || random(&[4], 9).requires_grad_().unwrap();
+    let with =
+        |momentum: f64, nesterov: bool| SgdOptions { lr: 0.1, momentum, nesterov, ..SgdOptions::default() };
+    for (saved, own) in [(with(0.9, true), with(0.0, false)), (with(0.0, false), with(0.5, false))] {
+        let (a, b) = (start(), start());
+        let first = Sgd::new(vec![a.clone()], saved).unwrap();
+        let mut second = Sgd::new(vec![b.clone()], own).unwrap();
+        steps(&first, &a);
+        second.load_state_dict(&first.state_dict()).unwrap();
+        thalweg_tensor::no_grad(|| b.copy_(&a)).unwrap();
+        assert_eq!(second.param_groups()[0].options(), saved);
+        assert_eq!(steps(&second, &b), steps(&first, &a));
+    }
+    let muon = |momentum: f64| MuonOptions { momentum, ..MuonOptions::default() };
+    let matrix = || random(&[3, 3], 4).requires_grad_().unwrap();
+    let mut loaded = Muon::new(vec![matrix()], muon(0.5)).unwrap();
+    loaded.load_state_dict(&Muon::new(vec![matrix()], muon(0.8)).unwrap().state_dict()).unwrap();
+    assert_eq!(loaded.options().momentum, 0.8);
 }

@@ -53,6 +53,7 @@ _core._use_precompiled(_os.path.join(_os.path.dirname(__file__), "kernels"))
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
 from ._devices import *  # noqa: E402,F401,F403
+from ._composed import *  # noqa: E402,F401,F403
 from ._lowrank import pca_lowrank, svd_lowrank
 from .nn.functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._operators import *  # noqa: E402,F401,F403

@@ -14,6 +14,10 @@ Final = typing.Final
 _is_warned = False
 
 
+class TracerWarning(Warning):
+    """The category of PyTorch's warnings about traces. Filters name it; nothing here warns so."""
+
+
 def _warn(name):
     global _is_warned
     if not _is_warned:

@@ -8,7 +8,7 @@ use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use super::leaf::Accumulate;
-use super::meta::AutogradMeta;
+use super::meta::{AutogradMeta, ViewOf};
 use super::redirected::redirected_edge;
 use super::region::region_edge;
 use super::{Edge, Node, is_inference_mode_enabled};
@@ -171,5 +171,29 @@ impl Tensor {
         meta.retain_still(former.as_ref(), Some(&edge));
         meta.requires_grad.store(true, Ordering::Release);
         meta.writes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns PyTorch's message about a write to a view whose writes cannot be recorded: one of several views that one operator returned, or
+    /// the result of a program's own function that shares the memory of an input. `None` for other tensors.
+    pub(crate) fn refusal_of_view(&self) -> Option<String> {
+        let view_of = self.0.autograd.view_of()?;
+        if !matches!(view_of, ViewOf::OneOfMany(_) | ViewOf::Function) {
+            return None;
+        }
+        let edge = self.gradient_edge();
+        let which = edge.as_ref().map_or_else(
+            || "A view".to_owned(),
+            |edge| format!("Output {} of {} is a view and", edge.place(), edge.node().title()),
+        );
+        let is_one_of_many = matches!(view_of, ViewOf::OneOfMany(_));
+        let why = if is_one_of_many || edge.is_some_and(|edge| edge.node().output_count() > 1) {
+            "This view is the output of a function that returns multiple views. Such functions do not allow the output views to be modified \
+             inplace. You should replace the inplace operation by an out-of-place one."
+        } else {
+            "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic to handle \
+             view+inplace would override the custom backward associated with the custom Function, leading to incorrect gradients. This \
+             behavior is forbidden. You can fix this by cloning the output of the custom Function."
+        };
+        Some(format!("cannot be written in place: {which} is being modified inplace. {why}"))
     }
 }

@@ -14,11 +14,24 @@ use crate::tensor::Tensor;
 pub(crate) enum ViewOf {
     /// The tensor that owns the history of the entire memory; it is not a view itself.
     Base(Tensor),
+    /// Like `Base`, but the view is one of several that one operator returned, or a view of such a view: as in PyTorch, a write that
+    /// must be recorded is refused.
+    OneOfMany(Tensor),
     /// The view was made while nothing was recorded: a write that must be recorded is refused, and so is every write outside `no_grad`
     /// if the tensor that it was made from required a gradient.
     Unrecorded { of_required: bool },
     /// The view is the result of a program's own function and shares the memory of an input.
     Function,
+}
+
+impl ViewOf {
+    /// Returns the tensor that owns the history of the memory, if autograd knows it.
+    pub(crate) const fn base(&self) -> Option<&Tensor> {
+        match self {
+            Self::Base(base) | Self::OneOfMany(base) => Some(base),
+            Self::Unrecorded { .. } | Self::Function => None,
+        }
+    }
 }
 
 /// A tensor's part in the graph.
@@ -55,10 +68,7 @@ impl AutogradMeta {
 
     /// Returns the part of a view that is not in the graph yet.
     pub(crate) fn view(view_of: ViewOf) -> Self {
-        let writes_of_base = match &view_of {
-            ViewOf::Base(base) => base.0.autograd.writes.load(Ordering::Acquire),
-            ViewOf::Unrecorded { .. } | ViewOf::Function => 0,
-        };
+        let writes_of_base = view_of.base().map_or(0, |base| base.0.autograd.writes.load(Ordering::Acquire));
         let history = Mutex::new(History { edge: None, writes_of_base });
         Self { history, view_of: Some(view_of), ..Self::leaf(false) }
     }
@@ -117,9 +127,7 @@ impl AutogradMeta {
 
     /// Returns the tensor whose writes in place this one must check.
     pub(super) fn base(&self) -> Option<&Tensor> {
-        match &self.view_of {
-            Some(ViewOf::Base(base)) if base.0.autograd.writes.load(Ordering::Acquire) > 0 => Some(base),
-            _ => None,
-        }
+        let base = self.view_of.as_ref().and_then(ViewOf::base);
+        base.filter(|base| base.0.autograd.writes.load(Ordering::Acquire) > 0)
     }
 }

@@ -33,6 +33,9 @@ pub(super) fn with_complex_number(
     if matches!(operator.complex, Complex::EachPart) {
         return made(operator, arguments, device, label);
     }
+    if let Some(target) = of_source(operator)? {
+        return repeated(target, arguments, label);
+    }
     let refused = || invalid!("the operator takes `{}`: no number of it can be complex", operator.schema());
     let target = of_tensors(operator).unwrap_or(operator);
     check_alpha(operator, arguments)?;
@@ -64,6 +67,34 @@ pub(super) fn with_complex_number(
     }
     let list: SmallVec<[Argument<'_>; 8]> = values.iter().map(Value::as_argument).collect();
     target.call(&list, Some(device), label)
+}
+
+/// Returns the operator that takes a tensor of numbers at indices in place of one number.
+fn of_source(operator: &'static Operator) -> Result<Option<&'static Operator>> {
+    match (operator.complex, operator.body) {
+        (Complex::Repeated(name), _) => find_operator(name).map(Some),
+        (_, Body::InPlace(functional)) => match functional.complex {
+            Complex::Repeated(name) => find_operator(&in_place::name(find_operator(name)?)).map(Some),
+            _ => Ok(None),
+        },
+        _ => Ok(None),
+    }
+}
+
+/// Calls an operator with a complex number in place of its fourth argument, repeated at the indices that are the third.
+fn repeated(target: &'static Operator, arguments: &[Argument<'_>], label: Label) -> Result<Tensors> {
+    let &[Argument::Tensor(x), dim, Argument::Tensor(index), Argument::Complex(number), ref rest @ ..] =
+        arguments
+    else {
+        refuse!("the operator takes `{}`: no other number of it can be complex", target.schema());
+    };
+    if !x.dtype().is_complex() {
+        return Err(overflow(x.dtype()));
+    }
+    let source = tensor(number, x.dtype(), x.device())?.expand(index.shape())?;
+    let list: SmallVec<[Argument<'_>; 8]> =
+        [x.into(), dim, index.into(), (&source).into()].into_iter().chain(rest.iter().copied()).collect();
+    target.call(&list, None, label)
 }
 
 /// Refuses a complex factor `alpha` of numbers of which none is complex.

@@ -93,6 +93,8 @@ pub(crate) enum Complex {
     Wide,
     /// Like `ByBody`, but an argument that is a complex number makes two calls, one with each part.
     EachPart,
+    /// Like `ByBody`, but an argument that is a complex number is repeated at every index, for the operator of this name.
+    Repeated(&'static str),
     /// Like `ByBody`, but with a complex factor it is computed as the first tensor, times `beta` if there is one, plus the last
     /// factor times the product that the operator of this name computes.
     Sum(&'static str),

@@ -78,6 +78,12 @@ pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result
     if is_grad_enabled() && target.requires_grad() && target.is_leaf() {
         refuse!("a leaf Variable that requires grad is being used in an in-place operation.");
     }
+    if is_grad_enabled()
+        && target.requires_grad()
+        && let Some(why) = target.refusal_of_view()
+    {
+        refuse!("{target:?} {why}");
+    }
     let view =
         target.update_layout(|| Ok(functional.call(call.arguments, None, call.label)?.swap_remove(0)))?;
     target.take_history(&view);

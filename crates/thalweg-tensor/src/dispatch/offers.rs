@@ -64,10 +64,7 @@ pub(crate) fn over<R>(x: &Tensor, run: impl FnOnce(&Tensor) -> R) -> R {
 /// Returns whether a tensor may be written while nothing is recorded that reads its former elements, or that gradients flow through.
 /// `operands` are the tensors that the operator reads.
 fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
-    let base = match target.0.autograd.view_of() {
-        Some(ViewOf::Base(base)) => Some(base),
-        _ => None,
-    };
+    let base = target.0.autograd.view_of().and_then(ViewOf::base);
     let is_refused = matches!(target.0.autograd.view_of(), Some(ViewOf::Unrecorded { of_required: true }));
     let mut tensors = operands.iter().copied().chain([target]).chain(base);
     let is_recorded = is_grad_enabled() && (is_refused || tensors.any(Tensor::requires_grad));

@@ -101,21 +101,9 @@ impl Recording {
         if !is_grad_enabled() {
             return Ok(None);
         }
-        let base = match target.0.autograd.view_of() {
-            Some(ViewOf::Base(base)) => Some(base),
-            _ => None,
-        };
-        // The base of a view does not require a gradient if the view was made from a leaf that is itself a view and does.
-        let is_required = |tensor: &Tensor| tensor.requires_grad() || target.requires_grad();
-        for (tensor, which) in [(Some(target), "a leaf Variable"), (base, "a view of a leaf Variable")] {
-            if tensor.is_some_and(|tensor| tensor.is_leaf() && is_required(tensor)) {
-                return refused(&format!(
-                    "cannot be written in place: {which} that requires grad is being used in an in-place operation. Do it inside \
-                     `no_grad`"
-                ));
-            }
-        }
-        let unrecorded = match target.0.autograd.view_of() {
+        let view_of = target.0.autograd.view_of();
+        let base = view_of.and_then(ViewOf::base);
+        let unrecorded = match view_of {
             Some(ViewOf::Unrecorded { of_required }) => Some(*of_required),
             _ => None,
         };
@@ -126,8 +114,18 @@ impl Recording {
         if !wanted || !target.dtype().is_differentiable() {
             return Ok(None);
         }
-        if matches!(target.0.autograd.view_of(), Some(ViewOf::Function)) {
-            return refused(&of_function(target));
+        if let Some(why) = target.refusal_of_view() {
+            return refused(&why);
+        }
+        // The base of a view does not require a gradient if the view was made from a leaf that is itself a view and does.
+        let is_required = |tensor: &Tensor| tensor.requires_grad() || target.requires_grad();
+        for (tensor, which) in [(Some(target), "a leaf Variable"), (base, "a view of a leaf Variable")] {
+            if tensor.is_some_and(|tensor| tensor.is_leaf() && is_required(tensor)) {
+                return refused(&format!(
+                    "cannot be written in place: {which} that requires grad is being used in an in-place operation. Do it inside \
+                     `no_grad`"
+                ));
+            }
         }
         if unrecorded.is_some() {
             return refused(
@@ -159,24 +157,6 @@ impl Recording {
         let node = Node::new(function, self.edges, 1, stream);
         self.whole.set_history(Edge { node, input: 0 });
     }
-}
-
-/// Returns PyTorch's message about a write to the result of a program's own function that shares the memory of an input.
-fn of_function(target: &Tensor) -> String {
-    let edge = target.gradient_edge();
-    let which = edge.as_ref().map_or_else(
-        || "A view".to_owned(),
-        |edge| format!("Output {} of {}", edge.place(), edge.node().title()),
-    );
-    let why = if edge.is_some_and(|edge| edge.node().output_count() > 1) {
-        "This view is the output of a function that returns multiple views. Such functions do not allow the output views to be modified \
-         inplace. You should replace the inplace operation by an out-of-place one."
-    } else {
-        "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic to handle \
-         view+inplace would override the custom backward associated with the custom Function, leading to incorrect gradients. This \
-         behavior is forbidden. You can fix this by cloning the output of the custom Function."
-    };
-    format!("cannot be written in place: {which} is a view and is being modified inplace. {why}")
 }
 
 struct WriteBackward {

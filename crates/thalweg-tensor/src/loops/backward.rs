@@ -85,6 +85,8 @@ struct Pass<'a> {
     saved: SmallVec<[&'a Saved; 4]>,
     /// The gradients of outputs that the derived body reads.
     used: Tensors,
+    /// The wanted gradients that have no term left (one bit each).
+    without_terms: u32,
 }
 
 impl LoopBackward {
@@ -154,15 +156,16 @@ impl LoopBackward {
         let absent = used
             .filter(|&(_, &output)| gradients[output].is_none())
             .fold(0u32, |mask, (place, _)| mask | 1 << place);
-        let (derived, saved) = match absent {
-            0 => (Arc::clone(&self.derived), self.saved.iter().collect()),
+        let (derived, saved, without_terms) = match absent {
+            0 => (Arc::clone(&self.derived), self.saved.iter().collect(), 0),
             _ => {
                 let partial = without(&self.lowered().signature, &self.derived, absent);
-                (partial.derived, partial.saved.iter().map(|&place| &self.saved[place]).collect())
+                let saved = partial.saved.iter().map(|&place| &self.saved[place]).collect();
+                (partial.derived, saved, partial.absent_outputs)
             }
         };
         let used = derived.used_outputs.iter().filter_map(|&output| gradients[output].clone()).collect();
-        Pass { derived, saved, used }
+        Pass { derived, saved, used, without_terms }
     }
 
     /// Returns, for each wanted gradient, the gradient of a result if the derived body only passes it on: itself, or a view of it that
@@ -257,13 +260,16 @@ impl Backward for LoopBackward {
                 self.run(&plan, &known, device, &mut found)?;
             }
         }
-        let mut found = found.into_iter().flatten().zip(&pass.derived.body.outputs);
+        let mut found = found.into_iter().flatten().zip(&pass.derived.body.outputs).enumerate();
         let mut results = Gradients::new();
         for (input, shape) in self.inputs().iter().enumerate() {
             let wanted = self.wanted & (1 << input) != 0;
             results.push(if wanted {
-                let (gradient, output) = found.next().expect("one output a wanted input");
-                Some(self.summed(&gradient, shape)?.to_dtype(output.dtype)?)
+                let (place, (gradient, output)) = found.next().expect("one output a wanted input");
+                match pass.without_terms & (1 << place) {
+                    0 => Some(self.summed(&gradient, shape)?.to_dtype(output.dtype)?),
+                    _ => None,
+                }
             } else {
                 None
             });

@@ -15,12 +15,13 @@ use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
+use super::index::gathered;
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
 use crate::destination::by_parts;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, over};
 use crate::dtype_name::named;
-use crate::kernels::indexing::combine_of;
+use crate::kernels::indexing::{call_scatter, combine_of};
 use crate::kernels::matmul;
 use crate::kernels::views::{ViewBackward, record_view};
 use crate::tensor::{Tensor, Tensors};
@@ -317,7 +318,33 @@ fn with_first(operator: &'static Operator, call: &Call<'_>, first: &Tensor) -> R
     operator.call(&arguments, None, call.label)
 }
 
-/// Writes or adds complex numbers at indices, as pairs of adjacent real ones.
+/// Multiplies complex numbers at indices. They are sorted by index; then each is multiplied by the one before it, by the one two before,
+/// four before and so on, as long as the index is the same, so that the last of each index has the product of all.
+fn product_at(x: &Tensor, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    let [outer, count, inner] = [0, 1, 2].map(|dimension| source.shape()[dimension]);
+    if x.elements() == 0 || source.elements() == 0 {
+        return Ok(x.clone());
+    }
+    let [index, order] = index.expand(source.shape())?.sort(1, false)?;
+    let mut product = gathered(source, &order)?;
+    let mut distance = 1;
+    while distance < count {
+        let rest = count - distance;
+        let is_same = index.narrow(1, distance, rest)?.eq(&index.narrow(1, 0, rest)?)?;
+        let later = product.narrow(1, distance, rest)?;
+        let joined = is_same.select_where(&later.mul(&product.narrow(1, 0, rest)?)?, &later)?;
+        product = Tensor::cat(&[product.narrow(1, 0, distance)?, joined], 1)?;
+        distance *= 2;
+    }
+    let is_last = index.narrow(1, 1, count - 1)?.ne(&index.narrow(1, 0, count - 1)?)?;
+    let is_last = Tensor::cat(&[is_last, Tensor::ones(&[outer, 1, inner], DType::Bool, x.device())?], 1)?;
+    // Nothing is written at an index that is out of range.
+    let written = is_last.select_where(&index, &Tensor::full(&[], -1, DType::I64, x.device())?)?;
+    let former = gathered(x, &index.clamp(0, x.shape()[1] as i64 - 1)?)?;
+    call_scatter(x, &written, &former.mul(&product)?, Combine::Replace)
+}
+
+/// Writes or adds complex numbers at indices, as pairs of adjacent real ones, or multiplies them.
 pub(super) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     let (x, index, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
     let combine = combine_of(call)?;
@@ -325,12 +352,21 @@ pub(super) fn scatter(call: &Call<'_>) -> Result<Tensors> {
         refuse!("the tensor, indices and source are (outer, extent, inner)");
     }
     refuse_if!(
-        x.dtype() != source.dtype() || !matches!(combine, Combine::Replace | Combine::Sum),
-        "scatter of {} into {} by `{}` is not implemented for complex numbers",
+        x.dtype() != source.dtype(),
+        "scatter of {} into {}: the dtypes differ",
         source.dtype(),
-        x.dtype(),
-        combine.name()
+        x.dtype()
     );
+    match combine {
+        Combine::Product => return product_at(x, index, source).map(single),
+        Combine::Max | Combine::Min => {
+            let (way, dtype) = (combine.name(), named(x.dtype()));
+            return Err(Error::not_implemented(format!(
+                "\"scatter_reduce_{way}\" not implemented for '{dtype}'"
+            )));
+        }
+        Combine::Replace | Combine::Sum => {}
+    }
     let of_parts = |z: &Tensor| {
         let [outer, extent, inner] = [0, 1, 2].map(|dimension| z.shape()[dimension]);
         z.view_as_real()?.reshape(&[outer, extent, 2 * inner])

@@ -198,15 +198,26 @@ fn sum(tensor: &Tensor, dimensions: &[usize]) -> Result<Tensor> {
     if list.is_empty() { Ok(tensor.clone()) } else { tensor.sum(&list, true) }
 }
 
-/// Returns the product of two operands, summed over dimensions: a product of matrices of a batch.
+/// Returns the product of two operands, summed over dimensions: a product of matrices of a batch, or of elements if nothing that both
+/// have is summed over.
 fn pair(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     let is_one = |tensor: &Tensor, d: usize| tensor.shape()[d] == 1;
     // Dimensions that only one operand has are summed first.
     let alone = |tensor: &Tensor, other: &Tensor| -> Vec<usize> {
         summed.iter().copied().filter(|&d| !is_one(tensor, d) && is_one(other, d)).collect()
     };
-    let (a, b) = (&sum(a, &alone(a, b))?, &sum(b, &alone(b, a))?);
+    let (mut a, mut b) = (&sum(a, &alone(a, b))?, &sum(b, &alone(b, a))?);
+    if !summed.iter().any(|&d| !is_one(a, d) && !is_one(b, d)) {
+        return a.mul(b);
+    }
     let rank = a.rank();
+    // The rows are those of the operand whose dimensions all come first in the result, whose memory then is in its order.
+    let is_alone = |one: &Tensor, other: &Tensor, d: usize| !is_one(one, d) && is_one(other, d);
+    let last_of_b = (0..rank).rfind(|&d| is_alone(b, a, d));
+    if last_of_b.is_some_and(|last| (0..rank).find(|&d| is_alone(a, b, d)).is_some_and(|first| last < first))
+    {
+        std::mem::swap(&mut a, &mut b);
+    }
     let of = |wanted: &dyn Fn(usize) -> bool| -> Shape { (0..rank).filter(|&d| wanted(d)).collect() };
     let both = |d: usize| !is_one(a, d) && !is_one(b, d);
     let inner = of(&|d| both(d) && summed.contains(&d));

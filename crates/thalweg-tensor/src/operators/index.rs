@@ -61,7 +61,8 @@ operators! {
     /// Returns the tensor with a number written at indices of a dimension.
     "scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
         fn scatter_value(dim: int, index: tensor, value: scalar)
-        = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), Combine::Replace).map(single)), first: Consumed;
+        = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), Combine::Replace).map(single)),
+            first: Consumed, complex: Repeated("scatter.src");
     /// Returns the tensor with the elements of a source added to, or multiplied by, those at indices of a dimension.
     "scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"
         fn scatter_with(dim: int, index: tensor, src: tensor, reduce: str)
@@ -73,7 +74,7 @@ operators! {
         fn scatter_value_with(dim: int, index: tensor, value: scalar, reduce: str)
         = Composite(|call| {
         Along::of(call, "scatter").scatter_number(call.scalar(3), former_reduction(call.str(4))?).map(single)
-    }), first: Consumed;
+    }), first: Consumed, complex: Repeated("scatter.reduce");
     /// Returns the tensor with the elements of a source added to those at indices of a dimension, in the order of the source.
     "scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter_add(dim: int, index: tensor, src: tensor) = Composite(|call| {
@@ -440,7 +441,7 @@ impl Write {
 
     /// Divides sums by the number of their elements; integers are rounded down.
     fn divided(&self, sums: &Tensor, index: &Tensor, include_self: bool) -> Result<Tensor> {
-        let dtype = if sums.dtype().is_floating_point() { sums.dtype() } else { DType::F64 };
+        let dtype = if sums.dtype().is_differentiable() { sums.dtype().real() } else { DType::F64 };
         let count_dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let one = Tensor::ones(&[], count_dtype, sums.device())?;
         let ones = Tensor::ones(sums.shape(), count_dtype, sums.device())?;
@@ -449,7 +450,7 @@ impl Write {
             false => scatter(&ones, index, &one.sub(&one)?.expand(index.shape())?, Combine::Replace)?,
         };
         let counts = scatter(&start, index, &one.expand(index.shape())?, Combine::Sum)?.maximum(&one)?;
-        if sums.dtype().is_floating_point() {
+        if sums.dtype().is_differentiable() {
             return sums.div(&counts.to_dtype(dtype)?);
         }
         sums.to_dtype(dtype)?.div(&counts)?.floor()?.to_dtype(sums.dtype())

@@ -115,17 +115,22 @@ fn padded(x: &Tensor, padding: &[i64], mode: Mode) -> Result<Tensor> {
     for axis in 0..axes {
         let dim = x.rank() - axes + axis;
         let mut sides = [0, 1].map(|side| padding[2 * (axes - 1 - axis) + side]);
-        let size = mode.size(&x, dim, sides)?;
+        let size = mode.size(&x, dim, sides, axes)?;
         if mode == Mode::Circular && sides.iter().any(|&side| side < 0) {
             // Removed elements are not reused by the circular padding.
             let [first, removed] = sides.map(|side| side.saturating_neg().max(0));
             let end = (x.shape()[dim] as i64).saturating_sub(removed).max(0);
             x = x.slice(dim as i64, Some(first), Some(end), 1)?;
             sides = sides.map(|side| side.max(0));
-            mode.size(&x, dim, sides)?;
+            mode.size(&x, dim, sides, axes)?;
         }
         list.push(Resized { size, scale: 1.0, before: sides[0] });
     }
+    refuse_if!(
+        list.iter().all(|resized| resized.size == 0),
+        "input {:?} is too small with padding {padding:?}: nothing remains",
+        x.shape()
+    );
     let by = match mode {
         Mode::Reflect => ResampleBy::Reflected,
         Mode::Replicate => ResampleBy::Replicated,
@@ -139,7 +144,7 @@ fn padded(x: &Tensor, padding: &[i64], mode: Mode) -> Result<Tensor> {
 
 impl Mode {
     /// Returns the extent of a padded dimension, if the padding is valid.
-    fn size(self, x: &Tensor, dim: usize, [before, after]: [i64; 2]) -> Result<usize> {
+    fn size(self, x: &Tensor, dim: usize, [before, after]: [i64; 2], axes: usize) -> Result<usize> {
         let extent = x.shape()[dim] as i64;
         let (limit, argument) = match self {
             Self::Reflect => (extent - 1, "Argument #4: "),
@@ -153,7 +158,9 @@ impl Mode {
             x.shape()
         );
         let size = extent.checked_add(before).and_then(|size| size.checked_add(after));
-        size.filter(|&size| size > 0).map(|size| size as usize).ok_or_else(|| {
+        // As in PyTorch, nothing may remain of one of several dimensions.
+        let least = if self != Self::Circular && axes > 1 { 0 } else { 1 };
+        size.filter(|&size| size >= least).map(|size| size as usize).ok_or_else(|| {
             invalid!(
                 "input (dimension {dim}: {extent}) is too small, or too large, with padding ({before}, {after})"
             )

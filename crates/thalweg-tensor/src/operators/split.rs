@@ -4,7 +4,7 @@ use thalweg_ir::{DType, Layout, Shape};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
-use super::view::{chunk, extents, parts, split, strided, wrap};
+use super::view::{chunk_as, extents, parts, split_as, strided, wrap};
 use super::{operators, single};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::host_room::host_room;
@@ -49,9 +49,9 @@ operators! {
         fn dsplit_array(indices: ints) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), THIRD.of(call)?)), autocast: Parts;
     /// Returns the parts of a dimension, each of `split_size` elements, the last of the remainder.
-    "unsafe_split.Tensor(Tensor self, SymInt split_size, int dim=0) -> Tensor[]" = Composite(split);
+    "unsafe_split.Tensor(Tensor self, SymInt split_size, int dim=0) -> Tensor[]" = Composite(|call| split_as(call, Tensor::viewed));
     /// Returns at most `chunks` parts of a dimension, all but the last of one size.
-    "unsafe_chunk(Tensor self, int chunks, int dim=0) -> Tensor[]" = Composite(chunk), autocast: Parts;
+    "unsafe_chunk(Tensor self, int chunks, int dim=0) -> Tensor[]" = Composite(|call| chunk_as(call, Tensor::viewed)), autocast: Parts;
     /// Returns all windows of a dimension, at distance `step`, each of `size` elements, which become a new last dimension.
     "unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)"
         fn unfold(dimension: int, size: int, step: int) = Composite(|call| unfold(call).map(single));
@@ -76,7 +76,7 @@ fn into_sections(x: &Tensor, sections: i64, dim: i64) -> Result<Tensors> {
     );
     let mut lengths = host_room(count)?;
     lengths.extend((0..count).map(|part| extent / count + usize::from(part < extent % count)));
-    parts(x, dim, lengths)
+    parts(x, dim, lengths, Tensor::viewed)
 }
 
 fn check_divisible(x: &Tensor) -> Result<()> {

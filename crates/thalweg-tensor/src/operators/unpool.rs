@@ -1,12 +1,16 @@
 //! Inverses of pools, and pools with random windows.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
+use thalweg_kernels::scatter::Combine;
+use thalweg_runtime::{Error, RangeOf, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
+use super::index::{checked, name_of};
 use super::view::{extents, format_of, in_format};
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call};
+use crate::dtype_name::named;
+use crate::kernels::indexing::call_scatter as scatter;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -56,6 +60,10 @@ fn unpool(call: &Call<'_>, axes: usize) -> Result<Tensor> {
         x.shape(),
         indices.shape()
     );
+    if !x.dtype().is_floating_point() {
+        let dtype = named(x.dtype());
+        return Err(Error::not_implemented(format!("\"max_unpool{axes}d\" not implemented for '{dtype}'")));
+    }
     let front = x.rank() - axes;
     refuse_if!(
         x.shape()[front - 1..].contains(&0),
@@ -64,9 +72,15 @@ fn unpool(call: &Call<'_>, axes: usize) -> Result<Tensor> {
     );
     let planes: usize = x.shape()[..front].iter().product();
     let shape: Shape = x.shape()[..front].iter().copied().chain(size.iter().copied()).collect();
-    let rows = |tensor: &Tensor| tensor.reshape(&[planes, x.elements() / planes.max(1)]);
-    let zeros = Tensor::zeros(&[planes, size.iter().product()], x.dtype(), x.device())?;
-    zeros.scatter(1, &rows(indices)?, &rows(x)?)?.reshape(&shape)
+    let volume: usize = size.iter().product();
+    let zeros = Tensor::zeros(&[planes, volume, 1], x.dtype(), x.device())?;
+    if volume == 0 || x.elements() == 0 {
+        return zeros.reshape(&shape);
+    }
+    let rows = |tensor: &Tensor| tensor.reshape(&[planes, x.elements() / planes, 1]);
+    let volumes = RangeOf::Volume([0, 1, 2].map(|axis| size.get(axis).copied().unwrap_or(0)));
+    let places = checked(&rows(indices)?, (0, volume), (name_of(call), volumes))?;
+    scatter(&zeros, &places, &rows(x)?, Combine::Replace)?.reshape(&shape)
 }
 
 /// Returns the first indices of the windows of an axis (planes, windows), from a random number per plane.

@@ -370,12 +370,15 @@ fn narrow(call: &Call<'_>) -> Result<Tensor> {
     x.narrow(dim as i64, start as usize, length as usize)
 }
 
+/// A function that returns a view with a layout: one of many, or one that is independent of the others.
+pub(super) type Viewed = fn(&Tensor, Layout) -> Tensor;
+
 /// Returns the parts of a dimension, of lengths that fill it.
-pub(super) fn parts(x: &Tensor, dim: usize, lengths: Vec<usize>) -> Result<Tensors> {
+pub(super) fn parts(x: &Tensor, dim: usize, lengths: Vec<usize>, viewed: Viewed) -> Result<Tensors> {
     let mut list = host_room(lengths.len())?;
     let mut start = 0;
     for &length in &lengths {
-        list.push(x.viewed(x.layout().narrow(dim, start, length)?));
+        list.push(viewed(x, x.layout().narrow(dim, start, length)?));
         start += length;
     }
     Ok(record_split(x, list, dim, lengths).into())
@@ -394,7 +397,11 @@ fn even(extent: usize, size: usize) -> Result<Vec<usize>> {
     }
 }
 
-pub(super) fn split(call: &Call<'_>) -> Result<Tensors> {
+fn split(call: &Call<'_>) -> Result<Tensors> {
+    split_as(call, Tensor::one_of_many)
+}
+
+pub(super) fn split_as(call: &Call<'_>, viewed: Viewed) -> Result<Tensors> {
     let (x, size) = (call.tensor(0), call.int(1));
     check_has_dimensions(x, "split expects at least a 1-dimensional tensor")?;
     let Ok(size) = usize::try_from(size) else {
@@ -405,7 +412,7 @@ pub(super) fn split(call: &Call<'_>) -> Result<Tensors> {
     if size == 0 && extent > 0 {
         refuse!("split_size can only be 0 if dimension size is 0, but got dimension size of {extent}");
     }
-    parts(x, dim, even(extent, size)?)
+    parts(x, dim, even(extent, size)?, viewed)
 }
 
 fn split_with_sizes(call: &Call<'_>) -> Result<Tensors> {
@@ -426,10 +433,14 @@ fn split_with_sizes(call: &Call<'_>) -> Result<Tensors> {
          split_sizes={sizes:?}",
         x.shape()[dim]
     );
-    parts(x, dim, lengths)
+    parts(x, dim, lengths, Tensor::one_of_many)
 }
 
-pub(super) fn chunk(call: &Call<'_>) -> Result<Tensors> {
+fn chunk(call: &Call<'_>) -> Result<Tensors> {
+    chunk_as(call, Tensor::one_of_many)
+}
+
+pub(super) fn chunk_as(call: &Call<'_>, viewed: Viewed) -> Result<Tensors> {
     let (x, chunks) = (call.tensor(0), call.int(1));
     check_has_dimensions(x, "chunk expects at least a 1-dimensional tensor")?;
     refuse_if!(chunks <= 0, "chunk expects `chunks` to be greater than 0, got: {chunks}");
@@ -439,9 +450,9 @@ pub(super) fn chunk(call: &Call<'_>) -> Result<Tensors> {
         // The requested number of parts, so that their number does not depend on the extent.
         let mut lengths = host_room(chunks as usize)?;
         lengths.resize(chunks as usize, 0);
-        return parts(x, dim, lengths);
+        return parts(x, dim, lengths, viewed);
     }
-    parts(x, dim, even(extent, extent.div_ceil(chunks as usize))?)
+    parts(x, dim, even(extent, extent.div_ceil(chunks as usize))?, viewed)
 }
 
 fn squeeze(x: &Tensor, dims: &[i64]) -> Result<Tensor> {

@@ -278,3 +278,40 @@ fn the_logarithm_of_a_sum_of_exponentials_is_shifted() {
         assert!((re - expected.0).abs() < 1e-4 && (im - expected.1).abs() < 1e-5, "{re}, {im}: {expected:?}");
     }
 }
+
+#[test]
+fn numbers_are_combined_at_indices() {
+    let z = complex(&[(1.0, 2.0), (0.0, -1.0), (3.0, 0.5)], &[3]);
+    let source = complex(&[(0.5, 1.0), (2.0, 0.0), (0.0, 3.0), (-1.0, 1.0), (0.25, 0.5)], &[5]);
+    let index = Tensor::from_slice(&[2i64, 0, 2, 0, 2], &[5], &device()).unwrap();
+    let times = |a: (f64, f64), b: (f64, f64)| (a.0 * b.0 - a.1 * b.1, a.0 * b.1 + a.1 * b.0);
+    let (start, list) = (numbers(&z), numbers(&source));
+    for include_self in [true, false] {
+        let mut products = if include_self { start.clone() } else { vec![(1.0, 0.0), start[1], (1.0, 0.0)] };
+        let mut sums = if include_self { start.clone() } else { vec![(0.0, 0.0), start[1], (0.0, 0.0)] };
+        for (&number, at) in list.iter().zip([2, 0, 2, 0, 2]) {
+            products[at] = times(products[at], number);
+            sums[at] = (sums[at].0 + number.0, sums[at].1 + number.1);
+        }
+        let counts = [2.0, 0.0, 3.0].map(|count: f64| (count + f64::from(u8::from(include_self))).max(1.0));
+        let means = sums.iter().zip(counts).map(|(sum, count)| (sum.0 / count, sum.1 / count)).collect();
+        for (way, expected) in [("prod", products), ("mean", means)] {
+            let found = numbers(&z.scatter_reduce(0, &index, &source, way, include_self).unwrap());
+            for (found, expected) in found.iter().zip::<Vec<(f64, f64)>>(expected) {
+                assert!(
+                    (found.0 - expected.0).hypot(found.1 - expected.1) < 1e-6,
+                    "{way}: {found:?}, {expected:?}"
+                );
+            }
+        }
+    }
+    let places = Value::Tensor(Tensor::from_slice(&[1i64], &[1], &device()).unwrap());
+    let number = Value::Complex(c128 { re: 2.0, im: 0.5 });
+    let arguments = [Value::Tensor(z.clone()), Value::Int(0), places, number];
+    let written = call("scatter.value", &arguments).unwrap();
+    assert_eq!(numbers(&written), [(1.0, 2.0), (2.0, 0.5), (3.0, 0.5)]);
+    let reduced: Vec<Value> = arguments.iter().cloned().chain([Value::Str("multiply".into())]).collect();
+    assert_eq!(numbers(&call("scatter.value_reduce", &reduced).unwrap())[1], (0.5, -2.0));
+    call("scatter_.value", &arguments).unwrap();
+    assert_eq!(numbers(&z), numbers(&written));
+}

@@ -6,6 +6,7 @@ use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
+use thalweg_tensor::dispatch::{Value, find_operator};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, random, values};
@@ -218,4 +219,50 @@ fn a_tensor_is_not_its_own_gradient() {
     assert!(error.is_invalid_argument() && error.location().is_some(), "{error}");
     assert!(x.grad().is_none());
     x.set_grad(Some(x.detach())).unwrap();
+}
+
+#[test]
+fn one_of_several_views_is_not_written_while_it_is_recorded() {
+    let x = leaf(&[1.0, 2.0, 3.0, 4.0]).mul_scalar(1.0).unwrap().view((2, 2)).unwrap();
+    let parts = [
+        x.unbind(0).unwrap().swap_remove(1),
+        x.split(1, 0).unwrap().swap_remove(1),
+        x.chunk(2, 0).unwrap().swap_remove(1),
+        x.split_with_sizes(&[1, 1], 0).unwrap().swap_remove(1).select(0, 0).unwrap(),
+    ];
+    for (part, output) in parts.iter().zip([1, 1, 1, 0]) {
+        let zeros = Tensor::zeros(&[], DType::F64, &device()).unwrap();
+        let in_place = find_operator("unsqueeze_").unwrap();
+        let unsqueezed = in_place.call_boxed(&[Value::Tensor(part.clone()), Value::Int(0)], None).map(drop);
+        for write in [part.mul_scalar_(2.0), part.copy_(&zeros), unsqueezed] {
+            let error = write.expect_err("the write was not refused").to_string();
+            let refusal = "is a view and is being modified inplace. This view is the output of a function that returns multiple views.";
+            assert!(error.contains(&format!("Output {output} of ")) && error.contains(refusal), "{error}");
+        }
+    }
+    // What nothing records may be written; parts by `tensor_split` are independent views.
+    no_grad(|| parts[0].mul_scalar_(10.0)).unwrap();
+    x.tensor_split(2, 0).unwrap()[0].mul_scalar_(2.0).unwrap();
+    assert_eq!(values(&x), [2.0, 4.0, 30.0, 40.0]);
+    let plain = x.detach().mul_scalar(1.0).unwrap();
+    plain.unbind(0).unwrap()[0].fill_(0.0).unwrap();
+    assert_eq!(values(&plain), [0.0, 0.0, 30.0, 40.0]);
+}
+
+#[test]
+fn a_gradient_does_not_depend_on_an_input_that_is_no_factor_of_it() {
+    let (x, y) = (leaf(&[2.0, 3.0]), leaf(&[5.0, 7.0]));
+    let created = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+    for (operate, of_y) in [
+        (Tensor::mul as fn(&Tensor, &Tensor) -> thalweg_runtime::Result<Tensor>, [1.0, 1.0]),
+        (Tensor::div, [-1.0 / 25.0, -1.0 / 49.0]),
+    ] {
+        let sum = operate(&x, &y).unwrap().sum(&[], false).unwrap();
+        let first =
+            gradients_with(from_ref(&sum), &[None], from_ref(&x), created).unwrap().remove(0).unwrap();
+        let sum = first.sum(&[], false).unwrap();
+        let found = gradients(from_ref(&sum), &[None], &[x.clone(), y.clone()]).unwrap();
+        assert!(found[0].is_none(), "{:?}", found[0]);
+        crate::support::assert_close(&values(found[1].as_ref().unwrap()), &of_y, 1e-12);
+    }
 }

@@ -243,3 +243,20 @@ fn telling_is_no_race() {
         device.synchronize()
     });
 }
+
+#[test]
+fn an_index_outside_an_unpooled_image_is_refused_in_the_words_for_it() {
+    let device = own_device();
+    let (x, index) =
+        (ramp(&device, &[1, 1, 1, 2]), indices(&device, &[1, 12]).reshape(&[1, 1, 1, 2]).unwrap());
+    let error = x.max_unpool2d(&index, &[3, 4]).unwrap().to_vec::<f32>().unwrap_err();
+    assert!(
+        error.to_string().contains("Found an invalid max index: 12 (output volumes are of size 3x4)"),
+        "{error}"
+    );
+    assert!(error.is_out_of_range() && !error.is_index(), "{error}");
+    // Nothing may remain of one of several padded dimensions.
+    assert_eq!(ramp(&device, &[2, 3, 3]).reflection_pad2d(&[-2, -1, 0, 1]).unwrap().shape(), [2, 4, 0]);
+    assert!(ramp(&device, &[2, 3, 3]).reflection_pad2d(&[-2, -1, -3, 0]).is_err());
+    assert!(ramp(&device, &[2, 3]).reflection_pad1d(&[-2, -1]).is_err());
+}

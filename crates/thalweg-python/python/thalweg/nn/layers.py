@@ -228,8 +228,8 @@ class RMSNorm(_Scaled):
         self.register_parameter("weight", _empty(self.normalized_shape, device, dtype) if elementwise_affine else None)
         self.reset_parameters()
 
-    def forward(self, input):
-        return F.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+    def forward(self, x):
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"

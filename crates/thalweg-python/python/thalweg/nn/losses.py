@@ -24,11 +24,12 @@ class _WeightedLoss(_Loss):
         self.register_buffer("weight", weight)
 
 
+_PAIR, _TRIPLE = "input1, input2, target", "anchor, positive, negative"
 _REDUCED = "size_average=None, reduce=None, reduction='mean'"
 
 
-def _loss(name, function, parameters=_REDUCED, tensors=2):
-    """Creates the module of a loss of `tensors` tensors with these parameters: weights are buffers, all others are attributes."""
+def _loss(name, function, parameters=_REDUCED, tensors="input, target"):
+    """Creates the module of a loss of these tensors with these parameters: weights are buffers, all others are attributes."""
     names = _parameters.names_of(parameters)
     weights = [one for one in names if one in ("weight", "pos_weight")]
     fields = [one for one in names if one not in ("weight", "pos_weight", "size_average", "reduce", "reduction")]
@@ -42,14 +43,13 @@ def _loss(name, function, parameters=_REDUCED, tensors=2):
         for field in fields:
             setattr(self, field, given[field])
 
-    def forward(self, input, target, *others):
-        if len(others) != tensors - 2:
-            raise TypeError(f"{name}.forward() takes {tensors} tensors, not {2 + len(others)}")
+    def compute(self, given):
         options = {one: getattr(self, one) for one in fields + weights}
-        return function(input, target, *others, reduction=self.reduction, **options)
+        return function(*given.values(), reduction=self.reduction, **options)
     base = _WeightedLoss if "weight" in weights else _Loss
     return type(name, (base,), {
-        "__init__": _parameters.initializer(name, parameters, start), "forward": forward, "__module__": "thalweg.nn", "__qualname__": name,
+        "__init__": _parameters.initializer(name, parameters, start), "forward": _parameters.method(f"{name}.forward", tensors, compute),
+        "__module__": "thalweg.nn", "__qualname__": name,
         "__doc__": f"`functional.{function.__name__}` as a module."})
 
 
@@ -63,18 +63,18 @@ HuberLoss = _loss("HuberLoss", F.huber_loss, "reduction='mean', delta=1.0")
 BCELoss = _loss("BCELoss", F.binary_cross_entropy, f"weight=None, {_REDUCED}")
 BCEWithLogitsLoss = _loss("BCEWithLogitsLoss", F.binary_cross_entropy_with_logits, f"weight=None, {_REDUCED}, pos_weight=None")
 KLDivLoss = _loss("KLDivLoss", F.kl_div, f"{_REDUCED}, log_target=False")
-MarginRankingLoss = _loss("MarginRankingLoss", F.margin_ranking_loss, f"margin=0.0, {_REDUCED}", tensors=3)
+MarginRankingLoss = _loss("MarginRankingLoss", F.margin_ranking_loss, f"margin=0.0, {_REDUCED}", tensors=_PAIR)
 HingeEmbeddingLoss = _loss("HingeEmbeddingLoss", F.hinge_embedding_loss, f"margin=1.0, {_REDUCED}")
 SoftMarginLoss = _loss("SoftMarginLoss", F.soft_margin_loss)
-CosineEmbeddingLoss = _loss("CosineEmbeddingLoss", F.cosine_embedding_loss, f"margin=0.0, {_REDUCED}", tensors=3)
-TripletMarginLoss = _loss("TripletMarginLoss", F.triplet_margin_loss, f"margin=1.0, p=2.0, eps=1e-06, swap=False, {_REDUCED}", tensors=3)
+CosineEmbeddingLoss = _loss("CosineEmbeddingLoss", F.cosine_embedding_loss, f"margin=0.0, {_REDUCED}", tensors=_PAIR)
+TripletMarginLoss = _loss("TripletMarginLoss", F.triplet_margin_loss, f"margin=1.0, p=2.0, eps=1e-06, swap=False, {_REDUCED}", tensors=_TRIPLE)
 TripletMarginWithDistanceLoss = _loss("TripletMarginWithDistanceLoss", F.triplet_margin_with_distance_loss,
-                                      "*, distance_function=None, margin=1.0, swap=False, reduction='mean'", tensors=3)
+                                      "*, distance_function=None, margin=1.0, swap=False, reduction='mean'", tensors=_TRIPLE)
 MultiLabelMarginLoss = _loss("MultiLabelMarginLoss", F.multilabel_margin_loss)
 MultiLabelSoftMarginLoss = _loss("MultiLabelSoftMarginLoss", F.multilabel_soft_margin_loss, f"weight=None, {_REDUCED}")
 PoissonNLLLoss = _loss("PoissonNLLLoss", F.poisson_nll_loss,
-                       "log_input=True, full=False, size_average=None, eps=1e-08, reduce=None, reduction='mean'")
-GaussianNLLLoss = _loss("GaussianNLLLoss", F.gaussian_nll_loss, "*, full=False, eps=1e-06, reduction='mean'", tensors=3)
+                       "log_input=True, full=False, size_average=None, eps=1e-08, reduce=None, reduction='mean'", tensors="log_input, target")
+GaussianNLLLoss = _loss("GaussianNLLLoss", F.gaussian_nll_loss, "*, full=False, eps=1e-06, reduction='mean'", tensors="input, target, var")
 
 
 class MultiMarginLoss(_WeightedLoss):

@@ -5,7 +5,7 @@ import sys as _sys
 import types as _types
 
 from .._left_out import attributes as _attributes
-from . import lr_scheduler, swa_utils
+from . import _functional, lr_scheduler, swa_utils
 from .composed import Adafactor, Muon
 from .lbfgs import LBFGS
 from .optimizer import Optimizer
@@ -20,6 +20,8 @@ def _placed(*classes):
         if f"{__name__}.{name}" not in _sys.modules:
             made = _types.ModuleType(f"{__name__}.{name}", f"What PyTorch has in `torch.optim.{name}`.")
             vars(made).update({one.__name__: one, "Optimizer": Optimizer})
+            if hasattr(_functional, name):
+                setattr(made, name, getattr(_functional, name))
             _sys.modules[made.__name__] = globals()[name] = made
 
 

@@ -1,9 +1,9 @@
 """The class of all fused optimizers: one kernel steps all parameters of a group, and the states are on the device."""
 
-import inspect
 import math
 
 from .. import _core, _external
+from ..nn import _parameters
 from . import _composing, _sparse
 from .optimizer import Optimizer, check_rate, evaluated, recording
 
@@ -283,12 +283,11 @@ def _tensors(own, parameter):
             else _core.tensor(float(value), device=parameter.device) for name, value in own.items() if isinstance(value, (_core.Tensor, int, float))}
 
 
-def _signature(places, names):
-    """Returns the signature of a rule's constructor."""
-    kinds = inspect.Parameter
-    first = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", "params")]
-    first += [kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=default) for name, default in places.items()]
-    return inspect.Signature(first + [kinds(name, kinds.KEYWORD_ONLY, default=default) for name, default in names.items()])
+def _begin(optimizer, given):
+    params = given.pop("params")
+    if isinstance(given.get("betas"), (list, tuple)):
+        given["betas"] = tuple(given["betas"])
+    Fused.__init__(optimizer, params, given)
 
 
 _DEFAULTS = {"foreach": None, "fused": None, "capturable": False, "differentiable": False, "maximize": False}
@@ -300,23 +299,11 @@ def optimizer(rule, formula, starts, places, names, **attributes):
     the prefix `Fused`."""
     name, rule = rule, rule.removeprefix("Fused")
     places, names = ({name: _DEFAULTS.get(name) for name in part.split()} if isinstance(part, str) else part for part in (places, names))
-    signature = _signature(places, names)
-
-    def __init__(self, *args, **kwargs):
-        try:
-            given = signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{rule}.__init__() {error}") from None
-        given.apply_defaults()
-        options = dict(given.arguments)
-        del options["self"]
-        params = options.pop("params")
-        if isinstance(options.get("betas"), (list, tuple)):
-            options["betas"] = tuple(options["betas"])
-        Fused.__init__(self, params, options)
-    __init__.__signature__ = signature
+    # Programs read the names of the options from the constructor's code.
+    by_place, by_name = ([f"{option}={default!r}" for option, default in part.items()] for part in (places, names))
+    parameters = ", ".join(["params", *by_place, *(["*", *by_name] if by_name else ())])
     return type(name, (Fused,), {
-        "_rule": rule, "_formula": staticmethod(formula), "_starts": starts, **attributes, "__init__": __init__, "__module__": "thalweg.optim",
-        "__qualname__": name,
+        "_rule": rule, "_formula": staticmethod(formula), "_starts": starts, **attributes, "__module__": "thalweg.optim", "__qualname__": name,
+        "__init__": _parameters.initializer(rule, parameters, _begin),
         "__doc__": f"{rule}, fused: options {', '.join(f'{name}={value}' for name, value in {**places, **names}.items())}.",
     })

@@ -23,12 +23,43 @@ def _places(batch, heads, queries, keys, device):
     return [_core.arange(size, device=device).view([-1 if place == dim else 1 for dim in range(4)]) for place, size in enumerate(sizes)]
 
 
+def _block_table(counts, indices):
+    """Returns which blocks are among the first `counts` of each row of indices, as bools."""
+    is_listed = _core.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
+    table = _core.zeros(indices.shape, dtype=_core.int64, device=indices.device)
+    return table.scatter_add(-1, indices.long(), is_listed.long()) > 0
+
+
 class BlockMask:
     """A mask that is defined by a function of batch, head, query and key."""
 
     def __init__(self, mask_mod, sizes, block_size):
         self.mask_mod, self.seq_lengths, self.BLOCK_SIZE = mask_mod, sizes[2:], block_size
         self._sizes = sizes
+
+    @classmethod
+    def from_kv_blocks(cls, kv_num_blocks, kv_indices, full_kv_num_blocks=None, full_kv_indices=None, BLOCK_SIZE=_DEFAULT_SPARSE_BLOCK_SIZE,
+                       mask_mod=None, seq_lengths=None, compute_q_blocks=True):
+        """Returns a mask of blocks: for each block of queries, its function holds in the first `kv_num_blocks` of the blocks of keys in
+        `kv_indices`, and in those of `full_kv_indices` everything is seen."""
+        if kv_indices.dim() < 2:
+            raise RuntimeError("BlockMask must have at least 2 dimensions")
+        if (full_kv_num_blocks is None) != (full_kv_indices is None):
+            raise AssertionError("full_kv_num_blocks and full_kv_indices must be both provided or omitted")
+        size = BLOCK_SIZE if isinstance(BLOCK_SIZE, tuple) else (BLOCK_SIZE, BLOCK_SIZE)
+        partial = _block_table(kv_num_blocks, kv_indices)
+        full = None if full_kv_indices is None else _block_table(full_kv_num_blocks, full_kv_indices)
+        function = mask_mod or noop_mask
+
+        def in_blocks(batch, head, query, key):
+            at = (batch, head, query // size[0], key // size[1])[4 - partial.dim():]
+            seen = partial[at] & function(batch, head, query, key)
+            return seen if full is None else seen | full[at]
+        lengths = seq_lengths or tuple(count * width for count, width in zip(partial.shape[-2:], size))
+        mask = cls(in_blocks, (*(partial.shape[:-2] if partial.dim() == 4 else (1, 1)), *lengths), size)
+        mask.kv_num_blocks, mask.kv_indices = kv_num_blocks, kv_indices
+        mask.full_kv_num_blocks, mask.full_kv_indices = full_kv_num_blocks, full_kv_indices
+        return mask
 
     @property
     def shape(self):
@@ -96,7 +127,7 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
     if block_mask is not None:
         is_seen = block_mask.mask_mod(*places)
         scores = scores.masked_fill(~is_seen, -math.inf)
-    logarithms = scores.float().logsumexp(-1)
+    logarithms = (scores if scores.dtype is _core.float64 else scores.float()).logsumexp(-1)
     weights = (scores - logarithms.unsqueeze(-1).masked_fill(logarithms.unsqueeze(-1) == -math.inf, 0.0)).exp().to(value.dtype)
     result = weights @ value
     return (result, logarithms) if return_lse else result

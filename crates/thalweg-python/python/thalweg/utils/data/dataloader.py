@@ -6,6 +6,7 @@ import types
 import typing
 import warnings
 
+from ... import _core
 from . import _utils  # noqa: F401
 from ._utils.collate import default_collate, default_convert
 from ._utils.fetch import _DatasetKind
@@ -31,6 +32,8 @@ class _BaseDataLoaderIter:
         self._auto_collation, self._drop_last, self._collate_fn = loader._auto_collation, loader.drop_last, loader.collate_fn
         self._num_workers, self._pin_memory = loader.num_workers, loader.pin_memory
         self._reset(loader)
+        # Every pass draws a seed, as one with workers does: the numbers that a program draws later do not depend on `num_workers`.
+        self._base_seed = _core.empty([], dtype=_core.int64).random_(generator=loader.generator).item()
 
     def _reset(self, loader, first_iter=False):
         """Begins a pass."""

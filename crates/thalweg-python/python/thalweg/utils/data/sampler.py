@@ -52,7 +52,8 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Samples in random order: each once per pass, or with replacement."""
+    """Samples in random order: each once per pass, or with replacement. Without a generator, a pass draws a seed for one of its own, so
+    that the numbers that a program draws later do not depend on how many samples there are."""
 
     # Draws with replacement are made in batches, because a program may request more than it ever takes.
     _DRAWN_AT_ONCE = 1024
@@ -68,8 +69,11 @@ class RandomSampler(Sampler):
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __iter__(self):
-        count, place = len(self.data_source), _place_of(self.generator)
-        left = self.num_samples
+        count, left = len(self.data_source), self.num_samples
+        generator = self.generator
+        if generator is None:
+            generator = _core.Generator().manual_seed(_core.empty([], dtype=_core.int64).random_().item())
+        place = _place_of(generator)
         if count == 0 and left:
             raise ValueError("RandomSampler: there are samples to take, and the dataset has none")
         while left:
