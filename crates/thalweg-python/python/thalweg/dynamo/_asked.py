@@ -1,4 +1,4 @@
-"""What the table takes: each call is tried on the meta device before it becomes a part of a program. PyTorch computes what the table
+"""Calls that the table takes: each is tried on the meta device before it becomes a part of a program. PyTorch computes what the table
 refuses, such as complex numbers or indices of another dtype, and what would have another dtype or other sizes than PyTorch's result."""
 
 import torch
