@@ -20,7 +20,7 @@ use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result, invalid, 
 
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::deferred::{self, GatheredRows};
-use crate::destination::for_kernel_over;
+use crate::destination::{are_disjoint, for_kernel_over};
 use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Argument, Arguments, Call, built_in, call};
 use crate::loops::{launch_placed, widen};
@@ -462,8 +462,12 @@ fn combine_rows(
         return launch(few, [index, source, result], label);
     }
     let (keys, order) = sorted((index, stride), [count, limit], label)?;
-    let is_numbered = |rows: &GatheredRows| rows.table.shape()[1] as u64 <= SortIndices::MOST;
-    let Some(GatheredRows { table, index: through }) = gathered_rows(source).filter(is_numbered) else {
+    // Rows that the kernel itself writes are gathered before it.
+    let may_be_read = |GatheredRows { table, index }: &GatheredRows| {
+        let is_numbered = table.shape()[1] as u64 <= SortIndices::MOST;
+        is_numbered && [table, index].into_iter().all(|read| are_disjoint(read, result))
+    };
+    let Some(GatheredRows { table, index: through }) = gathered_rows(source).filter(may_be_read) else {
         return combine_sorted(kernel, [&keys, &order, source, result], None, label);
     };
     let [outer, extent, inner] = three(&table)?.map(|size| size as u64);

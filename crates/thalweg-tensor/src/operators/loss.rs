@@ -417,6 +417,7 @@ fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) 
             built_in!("thalweg::cross_entropy_smoothed")?
         }
     };
+    let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Classes);
     let checked =
         [Argument::Tensor(&classes.target), Argument::Int(classes.count as i64), Argument::Int(ignored)];
     built_in!("thalweg::check_classes")?.call(&checked, None, call.label)?;

@@ -26,7 +26,7 @@ fn indices(count: usize, extent: usize, seed: u64) -> Tensor {
 type Function = fn(&[Tensor], &[Tensor]) -> Result<Vec<Tensor>>;
 
 /// Sums of the rows of neighbours, in several forms: tensors are rows of nodes and weights of edges; lists are sources and targets.
-const FUNCTIONS: [(&str, Function); 9] = [
+const FUNCTIONS: [(&str, Function); 10] = [
     ("rows that exist", |x, i| {
         Ok(vec![Tensor::zeros_like(&x[0])?.index_add(0, &i[1], &x[0].index_select(0, &i[0])?)?])
     }),
@@ -49,6 +49,11 @@ const FUNCTIONS: [(&str, Function); 9] = [
         let read = rows.index_select(0, &i[0])?;
         rows.mul_scalar_(2.0)?;
         Ok(vec![rows.index_add(0, &i[1], &read)?])
+    }),
+    ("rows that are written by their sum", |x, i| {
+        let rows = x[0].add_scalar(1.0)?;
+        rows.index_add_(0, &i[1], &rows.index_select(0, &i[0])?)?;
+        Ok(vec![rows])
     }),
     ("greatest rows", |x, i| {
         Ok(vec![x[0].index_reduce(0, &i[1], &x[0].neg()?.index_select(0, &i[0])?, "amax", true)?])
