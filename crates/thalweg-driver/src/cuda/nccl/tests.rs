@@ -129,7 +129,7 @@ fn an_abort_frees_a_communicator_when_the_blocked_call_has_left() {
 fn a_communicator_whose_call_does_not_end_is_not_freed() {
     let fake = Fake::default();
     let Ended::InCall(Err(error)) =
-        abort_in_call(&fake, Duration::from_millis(300), Waits { grace: SHORT, after_abort: SHORT })
+        abort_in_call(&fake, Duration::from_secs(1), Waits { grace: SHORT, after_abort: SHORT })
     else {
         panic!("the call has not ended");
     };

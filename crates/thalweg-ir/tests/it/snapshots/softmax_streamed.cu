@@ -64,9 +64,10 @@ static __device__ __forceinline__ T combine_warp(T value, const Combine combine)
     }
     return T(__shfl_sync(0xffffffffu, value, 0, LANES));
 }
-// Rows that stream through the shared memory of a cluster of BLOCKS blocks. Of a row, a block has every BLOCKS-th piece of as many vectors as a group has threads.
+// Rows that stream through the shared memory of a cluster of BLOCKS blocks. Each block has every BLOCKS-th piece of a row, where a
+// piece is one vector per thread of a group.
 
-// What the groups of a block share: barriers of the rows under way, and what the warps of all blocks have combined.
+// The state that the groups of a block share: barriers of the rows in progress, and the combined values of the warps of all blocks.
 template <u32 BLOCKS, u32 GROUPS, u32 STAGES, u32 THREADS, u32 VALUES> struct streamed_rows {
     u64 full[GROUPS][STAGES], exchanged[GROUPS][2], columns;
     u64 values[GROUPS][2][VALUES][BLOCKS * THREADS / 32];
@@ -74,7 +75,7 @@ template <u32 BLOCKS, u32 GROUPS, u32 STAGES, u32 THREADS, u32 VALUES> struct st
 
 static __device__ __forceinline__ u32 in_shared(const void* const at) { return u32(__cvta_generic_to_shared(at)); }
 
-// Waits until all blocks of the cluster are here.
+// Waits until all blocks of the cluster have reached this point.
 static __device__ __forceinline__ void meet_cluster() {
     __syncwarp();
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
@@ -91,12 +92,12 @@ static __device__ __forceinline__ void begin_streaming(streamed_rows<BLOCKS, GRO
     meet_cluster();
 }
 
-// Says how many bytes will come to a barrier.
+// Sets the number of bytes that a barrier expects.
 static __device__ __forceinline__ void expect_bytes(u64& barrier, const u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(in_shared(&barrier)), "r"(bytes) : "memory");
 }
 
-// Waits for what comes to a barrier, from this block or another one of the cluster.
+// Waits for data from this block or another block of the cluster at a barrier.
 static __device__ __forceinline__ void await_bytes(u64& barrier, const u32 parity) {
     asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}"
                  :: "r"(in_shared(&barrier)), "r"(parity) : "memory");
@@ -107,7 +108,7 @@ template <u32 THREADS> static __device__ __forceinline__ void meet_group(const u
     asm volatile("bar.sync %0, %1;" :: "r"(1 + group), "n"(THREADS) : "memory");
 }
 
-// How many elements a block has of a row, whose pieces have PIECE elements.
+// The number of elements of a row that a block has, if a piece has PIECE elements.
 template <u32 BLOCKS, u32 PIECE, class I> static __device__ __forceinline__ u32 elements_of_block(const I points, const u32 rank) {
     const I whole = points / (BLOCKS * PIECE), rest = points - whole * (BLOCKS * PIECE), before = I(rank) * PIECE;
     return u32(whole) * PIECE + (rest > before ? u32(rest - before < PIECE ? rest - before : PIECE) : 0);
@@ -124,7 +125,7 @@ static __device__ __forceinline__ void copy_pieces(T* const to, const T* const f
     }
 }
 
-// Sends what a warp has combined to all blocks of the cluster: each of its first lanes to one of them.
+// Sends the combined value of a warp to all blocks of the cluster: each of the warp's first lanes sends it to one block.
 template <u32 BLOCKS, class T> static __device__ __forceinline__ void send(const T value, u64& to, u64& barrier) {
     const u32 block = threadIdx.x % 32;
     if (block < BLOCKS) {
@@ -141,7 +142,7 @@ template <u32 BLOCKS, class T> static __device__ __forceinline__ void send(const
     }
 }
 
-// Combines what the warps of all blocks have sent; all threads get the result.
+// Combines the values that the warps of all blocks have sent; all threads get the result.
 template <class T, u32 N, class Combine> static __device__ __forceinline__ T combine_sent(const u64 (&values)[N], const Combine combine) {
     constexpr u32 LANES = N < 32 ? N : 32, EACH = N / LANES;
     T own[EACH];
@@ -152,7 +153,7 @@ template <class T, u32 N, class Combine> static __device__ __forceinline__ T com
     return combine_warp<LANES>(combine_vector(own, combine), combine);
 }
 
-// Stores what this kernel does not read again.
+// Stores values that this kernel does not read again.
 template <class P> static __device__ __forceinline__ void store_once(P* const to, const P& from) {
     if constexpr (sizeof(P) == 16) {
         __stcs((float4*)to, *(const float4*)&from);
