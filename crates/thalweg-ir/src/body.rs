@@ -237,7 +237,15 @@ pub enum Node {
 
 impl Node {
     /// Returns the number of the input that this node reads, or whose offset it is.
-    pub fn input_mut(&mut self) -> Option<&mut u16> {
+    pub const fn input(&self) -> Option<u16> {
+        match *self {
+            Self::Load { input } | Self::Offset { input } | Self::Gather { input, .. } => Some(input),
+            _ => None,
+        }
+    }
+
+    /// Returns the number of the input that this node reads, or whose offset it is, to change it.
+    pub const fn input_mut(&mut self) -> Option<&mut u16> {
         match self {
             Self::Load { input } | Self::Offset { input } | Self::Gather { input, .. } => Some(input),
             _ => None,
@@ -436,9 +444,7 @@ impl Body {
 
     /// Returns whether any expression that an output or a reduction needs reads this input, or its offsets.
     pub fn uses_input(&self, input: usize) -> bool {
-        self.loads_input(input)
-            || self.has_live(|node| matches!(*node, Node::Gather { input: i, .. } if usize::from(i) == input))
-            || self.uses_offsets(input)
+        self.has_live(|node| node.input().map(usize::from) == Some(input))
     }
 
     /// Returns whether any expression that an output or a reduction needs loads elements of this input at the point.
@@ -460,30 +466,18 @@ impl Body {
         self.nodes.iter().any(|node| matches!(node, Node::Offset { .. }))
     }
 
-    /// Returns, for each expression, whether it is the same at points at which only inputs differ that are not repeated.
-    pub fn same_for_repeated(&self, is_repeated: impl Fn(usize) -> bool) -> Vec<bool> {
-        let mut is_same = vec![false; self.nodes.len()];
-        for (number, node) in self.nodes.iter().enumerate() {
-            is_same[number] = match *node {
-                Node::Load { input } | Node::Offset { input } => is_repeated(usize::from(input)),
-                Node::Index(_) | Node::Random(..) => false,
-                ref other => other.operands().all(|operand| is_same[operand.index()]),
-            };
-        }
-        is_same
-    }
-
     /// Returns whether a gather's indices follow each other where the offsets of an input do, which grow by one at each point along some
     /// dimension. `is_repeated` returns whether an input is the same at all these points.
     pub fn is_gather_in_line(&self, gather: &Node, is_repeated: impl Fn(usize) -> bool) -> bool {
         let Node::Gather { index, guard, .. } = *gather else { return false };
-        let is_same = self.same_for_repeated(&is_repeated);
+        let differs = self.point_dependent(|input| !is_repeated(input));
+        let is_same = |id: ExprId| !differs[id.index()];
         let is_line = |id: ExprId| match self.nodes[id.index()] {
             Node::Offset { input } => !is_repeated(usize::from(input)),
             _ => false,
         };
         let Node::Binary(Binary::Add, a, b) = self.nodes[index.index()] else { return false };
-        is_same[guard.index()] && (is_line(a) && is_same[b.index()] || is_line(b) && is_same[a.index()])
+        is_same(guard) && (is_line(a) && is_same(b) || is_line(b) && is_same(a))
     }
 
     /// Returns whether the body reads coordinates, so that its dimensions must not be merged.

@@ -263,10 +263,10 @@ fn print_gathered(kernel: &Kernel, writer: &mut Writer) {
     let statements = Statements::new(body, |number| format!("a.input{number}[at_input{number}]"))
         .with_offsets(offset)
         .with_vectors(|input| class.repeats(input));
-    let same = body.same_for_repeated(|input| class.repeats(input));
+    let differs = body.point_dependent(|input| !class.repeats(input));
     let roots: Vec<ExprId> = body.written().collect();
     let mut defined = statements.nothing();
-    statements.define(&roots, &mut defined, |index| same[index], writer);
+    statements.define(&roots, &mut defined, |index| !differs[index], writer);
     statements.print_gathered((&roots, &defined), class.vector, offset, writer);
 }
 

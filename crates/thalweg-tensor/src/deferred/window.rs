@@ -496,27 +496,20 @@ impl Waiters {
         }
         // The number of each memory in what is taken.
         let mut numbers: SmallVec<[Option<u32>; 64]> = SmallVec::from_elem(None, self.memories.len());
-        let Self { loops, memories, unused, places, ranges, again, fresh, .. } = self;
         let mut wanted = wanted.into_iter();
-        for mut waiting in loops.extract_if(.., |_| wanted.next() == Some(true)) {
-            *again -= usize::from(waiting.is_again);
-            *fresh -= usize::from(!waiting.has_let_pass);
+        let loops: Vec<Waiting> = self.loops.extract_if(.., |_| wanted.next() == Some(true)).collect();
+        for mut waiting in loops {
+            self.again -= usize::from(waiting.is_again);
+            self.fresh -= usize::from(!waiting.has_let_pass);
             for operand in waiting.inputs.iter_mut().chain(&mut waiting.outputs) {
-                let former = operand.memory as usize;
-                let used = memories[former].as_mut().expect("the loop's operand is in it");
+                let former = operand.memory;
+                let used = self.used(former);
                 used.operands -= 1;
-                operand.memory = *numbers[former].get_or_insert_with(|| taken.memory(used.known.again()));
-                if used.operands == 0 {
-                    if let Known::Existing { pointer, .. } = &used.known {
-                        ranges.remove(&(pointer.address(), former as u32));
-                    }
-                    places.remove(&used.address);
-                    memories[former] = None;
-                    unused.push(former as u32);
-                } else {
-                    // Loops of other families only read it.
-                    (used.family, used.is_written) = (former as u32, false);
-                }
+                // Loops of other families only read it.
+                (used.family, used.is_written) = (former, false);
+                let number = &mut numbers[former as usize];
+                operand.memory = *number.get_or_insert_with(|| taken.memory(used.known.again()));
+                self.drop_unused(former);
             }
             taken.add(waiting);
         }
