@@ -66,8 +66,8 @@ impl Key {
     /// Creates the key of a call; the error is the reason why its shapes are invalid.
     pub(in crate::cuda) fn new(device: u32, call: &MatmulCall) -> Result<Self, String> {
         let (m, n, k) = (call.m, call.n, call.k);
-        let (a, b) = (Layout::new(&call.b, k, n), Layout::new(&call.a, m, k));
-        let d = Layout::new(&call.d, m, n);
+        let (mut a, mut b) = (Layout::new(&call.b, k, n), Layout::new(&call.a, m, k));
+        let mut d = Layout::new(&call.d, m, n);
         if k == 0 {
             return Err("k is 0: the product is a fill, which is another command".to_owned());
         }
@@ -91,6 +91,10 @@ impl Key {
         })?;
         if call.batch > 1 && d.batch_stride == 0 {
             return Err("all outputs of the batch would lie in one place".to_owned());
+        }
+        if call.batch == 1 {
+            // Nothing depends on the distance to a second matrix.
+            [&mut a, &mut b, &mut d].into_iter().for_each(|layout| layout.batch_stride = 0);
         }
         if call.beta.is_nan() || call.alpha.is_nan() {
             return Err("a factor is not a number".to_owned());

@@ -639,6 +639,7 @@ mod tests {
             let mut call = call(m, n, k);
             call.a = matrix(if turn_a { m } else { k }, turn_a);
             call.b = matrix(if turn_b { k } else { n }, turn_b);
+            (call.a.batch_stride, call.d.batch_stride) = (m * k, m * n);
             Key::new(0, &call).expect("it is possible").coarse()
         };
         for turn_b in [false, true] {
