@@ -232,7 +232,7 @@ def _add_(x, other, *, alpha=1):
 def masked(x, mask):
     """Returns the elements of a tensor at the indices of a sparse one, as a sparse tensor."""
     if not isinstance(mask, SparseTensor):
-        raise RuntimeError("sparse_mask(): expected mask to be a sparse tensor")
+        raise NotImplementedError("sparse_mask(): expected mask to be a sparse tensor")
     if x.shape != mask.shape:
         raise RuntimeError(f"sparse_mask(): operands have incompatible sizes; self has size {list(x.shape)} but mask has size {list(mask.shape)}")
     if isinstance(x, SparseTensor):
