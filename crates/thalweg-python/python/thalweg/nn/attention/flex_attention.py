@@ -13,14 +13,14 @@ FlexKernelOptions = placeholder(f"{__name__}.FlexKernelOptions", "kernels have n
 
 
 class AuxRequest(typing.NamedTuple):
-    """What `flex_attention` returns besides its result: logarithms of sums of exponentials, and the greatest scores."""
+    """The values that `flex_attention` returns besides its result: logarithms of sums of exponentials, and the greatest scores."""
 
     lse: bool = False
     max_scores: bool = False
 
 
 class AuxOutput(typing.NamedTuple):
-    """What an `AuxRequest` asked for, and None for the rest."""
+    """The values that an `AuxRequest` asked for, and None for the others."""
 
     lse: typing.Any = None
     max_scores: typing.Any = None
