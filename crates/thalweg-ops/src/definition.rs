@@ -312,7 +312,7 @@ impl LoopOp {
         let promote = |first| self.promote(inputs, first, zero_dimensional, scalars);
         let result = self.result_of(inputs, &promote, requested)?;
         let common = match self.rule {
-            DTypeRule::Comparison => promote(0)?,
+            DTypeRule::Comparison | DTypeRule::Logical => promote(0)?,
             DTypeRule::FloatingPointAs => inputs[0],
             _ => result,
         };

@@ -456,7 +456,7 @@ impl PyTensor {
     /// Takes the tensor out of the graph, in place.
     fn detach_<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         let tensor = slf.tensor();
-        if tensor.is_view() && tensor.requires_grad() {
+        if tensor.is_view() {
             return Err(runtime(
                 "Can't detach views in-place. Use detach() instead. The base of a view has the history of both.",
             ));

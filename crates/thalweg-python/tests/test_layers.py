@@ -165,3 +165,25 @@ def test_layers_are_of_the_classes_that_programs_ask_for():
     x = th.tensor([[-1.0, 3.0, 9.0]])
     assert nn.ReLU6()(x).tolist() == [[0.0, 3.0, 6.0]] and nn.ZeroPad1d(1)(x).tolist() == [[0.0, -1.0, 3.0, 9.0, 0.0]]
     assert nn.ReflectionPad1d(1)(x).tolist() == [[3.0, -1.0, 3.0, 9.0, 3.0]] and nn.ReplicationPad1d(1)(x).tolist() == [[-1.0, -1.0, 3.0, 9.0, 9.0]]
+
+
+def test_parts_of_batch_normalization_of_two_processes():
+    """The statistics and sums of two halves of a batch give what one `batch_norm` of all of it gives."""
+    x, weight, bias = (th.arange(90.0).view(6, 3, 5) * 0.7).sin(), th.tensor([0.5, -1.0, 2.0]), th.tensor([0.1, 0.2, 0.3])
+    gradient, running = (th.arange(90.0).view(6, 3, 5) * 0.3).cos(), [th.zeros(3), th.ones(3)]
+    whole, own = x.clone().requires_grad_(), [one.clone().requires_grad_() for one in (weight, bias)]
+    wanted_running = [one.clone() for one in running]
+    wanted = F.batch_norm(whole, *wanted_running, *own, training=True, momentum=0.3, eps=1e-3)
+    wanted.backward(gradient)
+    halves, gradients = (x[:2], x[2:]), (gradient[:2], gradient[2:])
+    means, scales = map(th.stack, zip(*(th.batch_norm_stats(half, 1e-3) for half in halves)))
+    counts = th.tensor([10, 20])
+    mean, scale = th.batch_norm_gather_stats_with_counts(x, means, scales, *running, 0.3, 1e-3, counts)
+    close(th.cat([th.batch_norm_elemt(half, weight, bias, mean, scale, 1e-3) for half in halves]), wanted.tolist(), 1e-5)
+    for one, other in zip(running, wanted_running):
+        close(one, other.tolist(), 1e-6)
+    sums = [th.batch_norm_backward_reduce(g, half, mean, scale, weight, True, True, True) for g, half in zip(gradients, halves)]
+    total, product, of_weight, of_bias = (one + other for one, other in zip(*sums))
+    parts = [th.batch_norm_backward_elemt(g, half, mean, scale, weight, total, product, counts) for g, half in zip(gradients, halves)]
+    for found, expected in ((th.cat(parts), whole.grad), (of_weight, own[0].grad), (of_bias, own[1].grad)):
+        close(found, expected.tolist(), 1e-4)

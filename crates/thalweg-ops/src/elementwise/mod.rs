@@ -356,10 +356,13 @@ fn inputs<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) 
                 DTypeRule::Condition if index == 0 => DType::Bool,
                 _ => signature.compute,
             };
-            // An input without dimensions may be wider than the others. It is rounded to their dtype first, as in PyTorch.
+            // An input without dimensions may be wider than the others. It is converted to their dtype first, as in PyTorch: floats are
+            // rounded, and integers whose lower bits are 0 are not true.
             let common = signature.common;
-            let is_narrower = common.is_floating_point() && common.size_bytes() < dtype.size_bytes();
-            let rounded = if dtype.is_floating_point() && is_narrower { common } else { dtype };
+            let is_float = common.is_floating_point() && dtype.is_floating_point();
+            let is_narrower = common.size_bytes() < dtype.size_bytes();
+            let rounded =
+                if is_narrower && (is_float || rule == DTypeRule::Logical) { common } else { dtype };
             builder.input(dtype).to(rounded).to(compute)
         })
         .collect()

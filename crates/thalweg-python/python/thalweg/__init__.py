@@ -8,6 +8,7 @@ import math as _math
 import os as _os
 import sys as _sys
 import warnings as _warnings
+import importlib as _importlib
 from importlib.machinery import EXTENSION_SUFFIXES as _SUFFIXES
 
 if "t" in getattr(_sys, "abiflags", "") and not _os.path.exists(_os.path.join(_os.path.dirname(__file__), f"_core{_SUFFIXES[0]}")):
@@ -54,6 +55,7 @@ globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _n
 from ._functions import *  # noqa: E402,F401,F403
 from ._devices import *  # noqa: E402,F401,F403
 from ._composed import *  # noqa: E402,F401,F403
+from ._statistics import *  # noqa: E402,F401,F403
 from ._lowrank import pca_lowrank, svd_lowrank
 from .nn.functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._operators import *  # noqa: E402,F401,F403
@@ -89,6 +91,8 @@ def __getattr__(name):
     if name == "default_generator":
         # Created on first access, because it opens the device.
         return globals().setdefault(name, _core._default_generator("cpu"))
+    if name == "_VF":
+        return _importlib.import_module(f"{__name__}._VF")
     if name in ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor"):
         from . import _sparse
         return getattr(_sparse, name)

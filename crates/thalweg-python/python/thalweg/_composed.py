@@ -7,7 +7,8 @@ from ._functions import finfo
 from ._results import results_class
 from .autograd import no_grad
 
-__all__ = ["histogramdd", "lobpcg", "view_as_complex_copy", "view_as_real_copy"]
+__all__ = [
+    "col_indices_copy", "crow_indices_copy", "histogramdd", "indices_copy", "lobpcg", "smm", "values_copy", "view_as_complex_copy", "view_as_real_copy"]
 
 _Histogram = results_class("histogramdd", ("hist", "bin_edges"))
 
@@ -130,3 +131,21 @@ def view_as_real_copy(input, *, out=None):
     """Returns the parts of complex numbers as numbers of their own memory."""
     copied = _core.view_as_real(input).clone()
     return copied if out is None else out.copy_(copied)
+
+
+def _part_copy(name):
+    def call(input, *, out=None):
+        copied = getattr(input, name)().clone()
+        return copied if out is None else out.copy_(copied)
+    call.__name__, call.__qualname__ = f"{name}_copy", f"{name}_copy"
+    call.__doc__ = f"Returns a copy of the part `{name}` of a sparse tensor."
+    return call
+
+
+indices_copy, values_copy, crow_indices_copy, col_indices_copy = (
+    _part_copy(_name) for _name in ("indices", "values", "crow_indices", "col_indices"))
+
+
+def smm(input, mat):
+    """Returns the product of a sparse matrix and a dense one, as a sparse matrix."""
+    return (input @ mat).to_sparse()

@@ -69,11 +69,9 @@ NAMES = {
         **dict.fromkeys(("SymInt", "SymFloat", "SymBool", "ScriptObject", "Graph", "CompilationUnit"), _EAGER),
         **dict.fromkeys(("PyTorchFileReader", "PyTorchFileWriter"), "files are read and written by `load` and `save`"),
         **dict.fromkeys((
-            "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
-            "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "embedding_renorm_",
-            "hash_tensor", "native_norm",
-            "slice_inverse", "values_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
-        **dict.fromkeys(("saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
+            "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
+        "hash_tensor": "there is no reduction by exclusive or", "native_norm": "it is the norm of sparse tensors alone: say `norm`",
+        "slice_inverse": _INSIDE, **dict.fromkeys(("saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
     },
     "distributed.tensor.experimental": {
         "context_parallel": "attention over a sequence that is divided among ranks is written with collectives",

@@ -29,14 +29,14 @@ _GROUPS = {
     },
     _QUANTIZED: {
         "": """
-            choose_qparams_optimized dequantize empty_quantized fake_quantize_per_channel_affine fake_quantize_per_tensor_affine
+            choose_qparams_optimized dequantize empty_quantized  
             fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation fbgemm_linear_int8_weight fbgemm_linear_int8_weight_fp32_activation
             fbgemm_linear_quantize_weight fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fused_moving_avg_obs_fake_quant int_repr
             per_channel_affine per_channel_affine_float_qparams per_channel_symmetric per_tensor_symmetric q_per_channel_axis q_per_channel_scales
             q_per_channel_zero_points q_scale q_zero_point qscheme quantized_batch_norm quantized_gru quantized_gru_cell quantized_lstm
             quantized_lstm_cell quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d quantized_rnn_relu_cell quantized_rnn_tanh_cell""",
     },
-    _SPARSE: {"": "ccol_indices_copy col_indices_copy crow_indices_copy hsmm hspmm indices_copy row_indices_copy smm"},
+    _SPARSE: {"": "ccol_indices_copy   hsmm hspmm  row_indices_copy "},
     _OTHER_LIBRARY: {
         "": """
             cudnn_affine_grid_generator cudnn_batch_norm cudnn_convolution_add_relu cudnn_grid_sampler cudnn_is_acceptable miopen_batch_norm
@@ -54,12 +54,12 @@ _GROUPS = {
     "dimensions have no names": {"": "align_tensors", "functional": "align_tensors"},
     _INSIDE: {
         "": """
-            AcceleratorError DispatchKey DispatchKeySet ExcludeDispatchKeyGuard FatalError PRIVATE_OPS StorageBase Tag USE_GLOBAL_DEPS
+             DispatchKey DispatchKeySet ExcludeDispatchKeyGuard FatalError PRIVATE_OPS StorageBase  USE_GLOBAL_DEPS
             USE_RTLD_GLOBAL_WITH_LIBTORCH autocast_decrement_nesting autocast_increment_nesting classproperty get_autocast_ipu_dtype get_autocast_xla_dtype
-            is_autocast_ipu_enabled is_autocast_xla_enabled read_vitals set_anomaly_enabled set_autocast_cpu_dtype set_autocast_cpu_enabled
+            is_autocast_ipu_enabled is_autocast_xla_enabled read_vitals  set_autocast_cpu_dtype set_autocast_cpu_enabled
             set_autocast_dtype set_autocast_enabled set_autocast_gpu_dtype set_autocast_ipu_dtype set_autocast_ipu_enabled set_autocast_xla_dtype
-            set_autocast_xla_enabled set_vital sym_constrain_range sym_constrain_range_for_size sym_fresh_size vitals_enabled alpha_dropout_ dropout_
-            feature_alpha_dropout_ feature_dropout_ legacy_contiguous_format TYPE_CHECKING""",
+            set_autocast_xla_enabled set_vital sym_constrain_range sym_constrain_range_for_size sym_fresh_size vitals_enabled  
+               TYPE_CHECKING""",
         "autograd.gradcheck": "get_numerical_jacobian_wrt_specific_input",
         "autograd.graph": "set_warn_on_accumulate_grad_stream_mismatch",
         "autograd.profiler": "EnforceUnique MemRecordsAcc",
@@ -68,11 +68,11 @@ _GROUPS = {
             skip_all_guards_unsafe""",
         "distributed": "QueueEmptyError breakpoint",
         "fft": "Tensor", "linalg": "common_notes", "nn": "factory_kwargs",
-        "func": "replace_all_batch_norm_modules_", "library": "fallthrough_kernel get_kernel",
+        "func": "", "library": "fallthrough_kernel get_kernel",
         "nn.functional": """
             GRID_SAMPLE_INTERPOLATION_MODES GRID_SAMPLE_PADDING_MODES TYPE_CHECKING assert_int_or_pair reproducibility_notes sparse_support_notes
             tf32_notes""",
-        "nn.parallel": "gather parallel_apply replicate scatter", "nn.utils": "clip_grad_norm", "random": "default_generator",
+        "nn.parallel": "gather parallel_apply replicate scatter", "nn.utils": "", "random": "default_generator",
         "utils": "cmake_prefix_path set_module",
         "utils._pytree": "DumpableContext FlattenFunc FromDumpableContextFn PyTreeSpec ToDumpableContextFn UnflattenFunc is_structseq_instance",
         "utils.checkpoint": """
@@ -82,9 +82,9 @@ _GROUPS = {
     },
     _FILES: {
         "serialization": """
-            LoadEndianness SourceChangeWarning StorageType check_module_version_greater_or_equal default_restore_location get_crc32_options
-            get_default_load_endianness get_default_mmap_options location_tag mkdtemp normalize_storage_type register_package set_crc32_options
-            set_default_load_endianness set_default_mmap_options skip_data storage_to_tensor_type validate_cuda_device validate_hpu_device""",
+              StorageType check_module_version_greater_or_equal  
+               mkdtemp normalize_storage_type register_package 
+              skip_data storage_to_tensor_type validate_cuda_device validate_hpu_device""",
     },
     _SHARDED: {"distributed.fsdp": "UnshardHandle share_comm_ctx"},
 }

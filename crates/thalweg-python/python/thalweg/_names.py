@@ -1,5 +1,6 @@
 """Layouts and switches of `torch` that are only names here: programs compare with them, and they have no effect."""
 
+import enum
 import sys
 
 from . import _core
@@ -7,12 +8,31 @@ from ._torch_functions import DisableTorchFunction, DisableTorchFunctionSubclass
 from .compiler import disable as _disable_dynamo
 
 __all__ = [
+    "AcceleratorError", "Tag", "legacy_contiguous_format", "set_anomaly_enabled",
     "chalf", "compiled_with_cxx11_abi", "get_device_module", "is_vulkan_available", "is_warn_always_enabled", "jagged", "layout",
     "set_warn_always", "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "_assert", "_assert_async", "_int_mm", "_has_compatible_shallow_copy_type",
     "_disable_dynamo", "clear_autocast_cache", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "has_lapack", "has_mkl", "has_openmp", "has_spectral",
     "is_autocast_cpu_enabled", "set_autocast_cache_enabled", "sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "sym_sqrt", "sym_sum",
     "to_dlpack", "DisableTorchFunction", "DisableTorchFunctionSubclass",
 ]
+
+
+class AcceleratorError(RuntimeError):
+    """An error of a device, for programs that catch it. Errors of commands are raised as `RuntimeError`."""
+
+
+Tag = enum.Enum("Tag", (
+    "core", "cudagraph_unsafe", "data_dependent_output", "dynamic_output_shape", "flexible_layout", "generated", "inplace_view",
+    "maybe_aliasing_or_mutating", "needs_contiguous_strides", "needs_exact_strides", "needs_fixed_stride_order", "nondeterministic_bitwise",
+    "nondeterministic_seeded", "out_variant", "pointwise", "pt2_compliant_tag", "reduction", "view_copy"))
+Tag.__doc__ = "The properties that a definition of an operator may name (`library.define(tags=...)`). They are kept with it."
+legacy_contiguous_format = _core.contiguous_format
+
+
+def set_anomaly_enabled(mode, check_nan=True):
+    """Sets whether backward passes look for NaN and show where the call was made."""
+    from .autograd import set_detect_anomaly
+    set_detect_anomaly(mode, check_nan)
 
 
 class _Named:

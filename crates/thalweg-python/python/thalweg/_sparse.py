@@ -229,8 +229,12 @@ def _add_(x, other, *, alpha=1):
     return x.index_put_(list(other._places.unbind(0)), (other._elements * alpha).to(x.dtype), accumulate=True)
 
 
-def _masked(x, mask):
-    """Returns the elements of a dense tensor at the indices of a sparse one."""
+def masked(x, mask):
+    """Returns the elements of a tensor at the indices of a sparse one, as a sparse tensor."""
+    if not isinstance(mask, SparseTensor):
+        raise NotImplementedError("sparse_mask(): expected mask to be a sparse tensor")
+    if x.shape != mask.shape:
+        raise RuntimeError(f"sparse_mask(): operands have incompatible sizes; self has size {list(x.shape)} but mask has size {list(mask.shape)}")
     if isinstance(x, SparseTensor):
         x = _to_dense(x)
     return _made(mask._places, x[tuple(mask._places.unbind(0))], mask.shape, mask._coalesced)
@@ -242,6 +246,70 @@ def _zero_(x):
 
 def _sub(x, other, *, alpha=1):
     return _add(x, other, alpha=-alpha)
+
+
+def _sparse_place(x, dim, name):
+    """Returns a sparse dimension as a number from 0 on."""
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-x.dim()}, {x.dim() - 1}], but got {dim})")
+    if dim % x.dim() >= x._places.shape[0]:
+        raise NotImplementedError(f"{name} along a dense dimension of a sparse tensor is left out: call it with `to_dense()`")
+    return dim % x.dim()
+
+
+def _cat(tensors, dim=0):
+    """Returns sparse tensors one after the other along a sparse dimension."""
+    for place, one in enumerate(tensors):
+        if not isinstance(one, SparseTensor):
+            raise RuntimeError(f"Concatenating sparse tensors, but a dense tensor was found at position {place}.")
+    first = tensors[0]
+    dim = _sparse_place(first, dim, "cat")
+    starts, places = 0, []
+    for one in tensors:
+        if [*one.shape[:dim], *one.shape[dim + 1:]] != [*first.shape[:dim], *first.shape[dim + 1:]]:
+            raise RuntimeError(f"All tensors must have the same shape except in the concatenating dimension: {list(first.shape)} and {list(one.shape)}")
+        shift = _core.tensor([starts if at == dim else 0 for at in range(one._places.shape[0])], device=one._places.device)
+        places.append(one._places + shift.unsqueeze(1))
+        starts += one.shape[dim]
+    shape = [starts if at == dim else extent for at, extent in enumerate(first.shape)]
+    return _made(_core.cat(places, 1), _core.cat([one._elements for one in tensors]), shape)
+
+
+def _unsqueeze(x, dim):
+    if not -x.dim() - 1 <= dim <= x.dim():
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-x.dim() - 1}, {x.dim()}], but got {dim})")
+    dim %= x.dim() + 1
+    shape = [*x.shape[:dim], 1, *x.shape[dim:]]
+    if dim > x._places.shape[0]:
+        return _made(x._places, x._elements.unsqueeze(dim - x._places.shape[0] + 1), shape, x._coalesced)
+    zeros = x._places.new_zeros((1, x._places.shape[1]))
+    return _made(_core.cat([x._places[:dim], zeros, x._places[dim:]]), x._elements, shape, x._coalesced)
+
+
+def _stack(tensors, dim=0):
+    return _cat([_unsqueeze(one, dim) for one in tensors], dim)
+
+
+def _index_select(x, dim, index):
+    """Returns slices at indices. An index that occurs several times takes its slice several times."""
+    dim = _sparse_place(x, dim, "index_select")
+    index = index.reshape(-1).long()
+    if index.numel() and not bool(((index >= 0) & (index < x.shape[dim])).all()):
+        raise IndexError(f"index_select(): index out of range for dimension {dim} with size {x.shape[dim]}")
+    order = x._places[dim].argsort(stable=True)
+    ordered = x._places[dim][order].contiguous()
+    starts, ends = _core.searchsorted(ordered, index), _core.searchsorted(ordered, index, right=True)
+    counts = ends - starts
+    slots = _core.arange(index.numel(), device=index.device).repeat_interleave(counts)
+    before = (counts.cumsum(0) - counts)[slots]
+    taken = order[starts[slots] + _core.arange(slots.numel(), device=index.device) - before]
+    places = _core.stack([slots if at == dim else place for at, place in enumerate(x._places[:, taken].unbind(0))])
+    return _made(places, x._elements[taken], [index.numel() if at == dim else extent for at, extent in enumerate(x.shape)])
+
+
+def _narrow(x, dim, start, length):
+    dim = _sparse_place(x, dim, "narrow")
+    return _index_select(x, dim, _core.arange(start, start + length, device=x._places.device))
 
 
 def _sum(x, dim=None, *args, **kwargs):
@@ -306,9 +374,12 @@ _FUNCTIONS = {
     "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _with_values(lambda values: values.detach()),
     "clone": _with_values(lambda values, **_: values.clone()), "__getitem__": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
     "requires_grad_": lambda x, on=True: (x._elements.requires_grad_(on), x)[1], "is_sparse": lambda x: True,
-    "add_": _add_, "__iadd__": _add_, "sub_": lambda x, other, *, alpha=1: _add_(x, other, alpha=-alpha), "zero_": _zero_, "sparse_mask": _masked,
+    "add_": _add_, "__iadd__": _add_, "sub_": lambda x, other, *, alpha=1: _add_(x, other, alpha=-alpha), "zero_": _zero_, "sparse_mask": masked,
     "mul_": lambda x, other: _write(x, _mul(x, other)), "__imul__": lambda x, other: _write(x, _mul(x, other)),
     "div_": lambda x, other: _write(x, _div(x, other)), "detach_": lambda x: _write(x, _FUNCTIONS["detach"](x)),
+    "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _stack, "vstack": _cat, "hstack": lambda tensors: _cat(tensors, min(1, tensors[0].dim() - 1)),
+    "unsqueeze": _unsqueeze, "index_select": _index_select, "narrow": _narrow,
+    "_method_norm": lambda x, *args, **kwargs: _coalesce(x)._elements.norm(*args, **kwargs),
     "norm": lambda x, *args, **kwargs: _coalesce(x)._elements.norm(*args, **kwargs),
     "numpy": lambda x: _to_dense(x).numpy(), "tolist": lambda x: _to_dense(x).tolist(), "__rmul__": _mul, "__rmatmul__": lambda x, other: _matmul(other, x)}
 _OWN = frozenset(("shape", "dtype", "ndim", "size", "dim", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex", "is_leaf", "layout",

@@ -11,19 +11,19 @@ Tensor = _core.Tensor
 
 _SPARSE = "it is left out for sparse tensors"
 _QUANTIZED = "there are no quantized tensors"
-_NOT_YET = "the operator is not in the table"
 _NAMED = "dimensions have no names"
 _LEFT_OUT = {
     **dict.fromkeys((
         "ccol_indices", "resize_as_sparse_", "row_indices",
-        "sparse_mask", "sparse_resize_", "sparse_resize_and_clear_", "sspaddmm", "to_sparse_bsc", "to_sparse_bsr",
+        "sparse_resize_", "sparse_resize_and_clear_", "sspaddmm", "to_sparse_bsc", "to_sparse_bsr",
         "to_sparse_csc"), _SPARSE),
     **dict.fromkeys((
         "dequantize", "int_repr", "q_per_channel_axis", "q_per_channel_scales", "q_per_channel_zero_points", "q_scale", "q_zero_point", "qscheme"),
         _QUANTIZED),
     **dict.fromkeys(("align_as", "align_to", "refine_names", "rename", "rename_"), _NAMED),
     **dict.fromkeys(("eig", "lstsq", "solve", "symeig", "reinforce"), "PyTorch has removed it as well, and refuses calls"),
-    **dict.fromkeys(("chalf",), "complex numbers of 16 bits are a name alone"), **dict.fromkeys(("hash_tensor", "slice_inverse"), _NOT_YET),
+    **dict.fromkeys(("chalf",), "complex numbers of 16 bits are a name alone"), "hash_tensor": "there is no reduction by exclusive or",
+    "slice_inverse": "it is internal to PyTorch, and Thalweg has none of it",
     **dict.fromkeys(("resize", "resize_as"), "say `resize_` and `resize_as_`, or `reshape`"),
     **dict.fromkeys(("to_mkldnn", "ipu", "xpu", "mtia", "to_padded_tensor"), "there is no backend of it"),
 }
@@ -127,6 +127,12 @@ def _to_sparse_csr(self, dense_dim=None):
     return _to_sparse(self, layout=sparse_csr)
 
 
+def _sparse_mask(self, mask):
+    """Returns the elements at the indices of a sparse tensor, as a sparse tensor."""
+    from ._sparse import masked
+    return masked(self, mask)
+
+
 def _of_sparse(name):
     def method(self):
         from ._sparse import part
@@ -140,7 +146,8 @@ def add():
     made = {name: _left_out(name, reason) for name, reason in _LEFT_OUT.items()}
     made |= {name: _of_sparse(name) for name in (
         "coalesce", "indices", "values", "_indices", "_values", "_nnz", "is_coalesced", "crow_indices", "col_indices")}
-    made |= {"to_sparse": _to_sparse, "to_sparse_coo": _to_sparse, "to_sparse_csr": _to_sparse_csr, "smm": lambda self, mat: self @ mat}
+    made |= {"to_sparse": _to_sparse, "to_sparse_coo": _to_sparse, "to_sparse_csr": _to_sparse_csr, "smm": lambda self, mat: self @ mat,
+             "sparse_mask": _sparse_mask}
     made |= dict.fromkeys((
         "is_ipu", "is_maia", "is_mkldnn", "is_mps", "is_mtia", "is_nested", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu"), False)
     made |= {

@@ -31,6 +31,18 @@ def _reduction(dtype):
     return property(read, write, doc=f"Whether parts of products of {dtype} may be rounded to 16 bits before they are added.")
 
 
+class _NoPlans:
+    """The plans of transforms that are kept: none. A limit is stored."""
+
+    size, max_size = 0, 4096
+
+    def __getitem__(self, device):
+        return self
+
+    def clear(self):
+        """Does nothing: there are no plans."""
+
+
 class _Settings(types.ModuleType):
     """A module whose names are switches. Unknown names are refused, so that no setting is ignored silently."""
 
@@ -111,7 +123,7 @@ class _Cuda(_Settings):
         from .nn.attention import SDPBackend
         return SDPBackend
 
-    _left_out = {"cufft_plan_cache": "transforms keep no plans"}
+    cufft_plan_cache = _NoPlans()
     SDPAParams = collections.namedtuple("SDPAParams", "query key value attn_mask dropout is_causal enable_gqa", defaults=(False,))
 
     @staticmethod

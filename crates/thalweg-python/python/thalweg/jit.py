@@ -6,6 +6,7 @@ import typing
 import warnings
 
 from ._left_out import rest
+from .futures import Future
 from .nn.module import Module
 from .nn.parameter import is_lazy
 
@@ -182,9 +183,17 @@ class strict_fusion(contextlib.ContextDecorator):
 _rest = rest(__name__)
 
 
+def enable_onednn_fusion(enabled):
+    """Does nothing: compiled functions are fused without another library."""
+
+
+def onednn_fusion_enabled():
+    """Returns False."""
+    return False
+
+
 def fork(func, *args, **kwargs):
     """Calls a function immediately, and returns its result as a future. In a script, another thread would call it."""
-    from .futures import Future
     made = Future()
     made.set_result(func(*args, **kwargs))
     return made

@@ -12,6 +12,8 @@ from ._left_out import attributes as _attributes
 
 # The operators that programs have defined, by name with namespace.
 _defined = {}
+# What is registered for operators that are not defined yet, by name: functions of the definition.
+_waiting = {}
 _BACKENDS = {"cpu": "CPU", "sim": "CPU", "cuda": "CUDA", "meta": "Meta"}
 
 
@@ -35,6 +37,8 @@ class CustomOpDef:
         self._opoverload = _Overload(self, packet, tags)
         packet.add(self._opoverload)
         _defined[name] = self
+        for register in _waiting.pop(name, ()):
+            register(self)
 
     def __call__(self, *args, **kwargs):
         if _core._is_overridden(args, kwargs):
@@ -264,9 +268,20 @@ def _found(op):
     return _defined[op]
 
 
+def _once_defined(name, register):
+    """Calls a function of the definition of an operator: now, or when the operator is defined."""
+    if isinstance(name, str) and name not in _defined:
+        _waiting.setdefault(name, []).append(register)
+    else:
+        register(_found(name))
+
+
 def register_fake(op, func=None, /, *, lib=None, _stacklevel=1, allow_override=False):
-    """Sets the function that computes an operator's shapes, for tensors on the meta device."""
-    return _found(op).register_fake(func) if func is not None else _found(op).register_fake
+    """Sets the function that computes an operator's shapes, for tensors on the meta device. The operator may be defined later."""
+    if func is None:
+        return lambda function: register_fake(op, function)
+    _once_defined(op, lambda operator: operator.register_fake(func))
+    return func
 
 
 def register_kernel(op, device_types, func=None, /, *, lib=None):
@@ -323,12 +338,14 @@ class Library:
         name = op_name if isinstance(op_name, str) else op_name.name()
         name = name if "::" in name else f"{self.ns}::{name}"
         key = dispatch_key or self.dispatch_key or "CompositeImplicitAutograd"
-        if name not in _defined:
+        if name not in _defined and self.ns in ("aten", "prims"):
             raise NotImplementedError(f"Library.impl of {name} is left out: operators of this package's table cannot be replaced from Python")
-        operator = _found(name)
-        if key == "Meta":
-            operator._fake = fn
-        operator._kernels[{"AutogradCPU": "Autograd", "AutogradCUDA": "Autograd"}.get(key, key)] = fn
+
+        def register(operator):
+            if key == "Meta":
+                operator._fake = fn
+            operator._kernels[{"AutogradCPU": "Autograd", "AutogradCUDA": "Autograd"}.get(key, key)] = fn
+        _once_defined(name, register)
 
     def fallback(self, fn, dispatch_key="", *, with_keyset=False):
         """Raises: keys have no functions for all operators in Python."""
@@ -376,9 +393,8 @@ def impl(qualname, types, func=None, *, lib=None):
         return lambda function: (qualname.impl(types, function, func or ""), function)[1]
     if func is None:
         return lambda function: impl(qualname, types, function, lib=lib)
-    operator = _found(qualname)
-    for kind in [types] if isinstance(types, str) else types:
-        operator._kernels[_BACKENDS.get(kind, "CompositeExplicitAutograd" if kind == "default" else kind)] = func
+    kinds = [_BACKENDS.get(kind, "CompositeExplicitAutograd" if kind == "default" else kind) for kind in ([types] if isinstance(types, str) else types)]
+    _once_defined(qualname, lambda operator: operator._kernels.update(dict.fromkeys(kinds, func)))
     return func
 
 

@@ -40,6 +40,11 @@ class ProfilerAction(enum.Enum):
 _RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
+def supported_activities():
+    """Returns the kinds of events that are recorded: calls and commands together."""
+    return {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+
+
 def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0):
     """Returns a function of a step's number: some steps are skipped, then cycles wait, warm up and record; `repeat` limits the
     cycles, 0 means no limit."""
@@ -225,7 +230,7 @@ class profile:
 
 itt = _Absent(f"{__name__}.itt", "Intel's marks of time, which there are none of here.")
 _LEFT_OUT = {
-    "ExecutionTraceObserver": "a timeline has the commands", "supported_activities": "commands and calls are always recorded",
+    "ExecutionTraceObserver": "a timeline has the commands", 
 }
 
 __getattr__ = _attributes(__name__, _LEFT_OUT)

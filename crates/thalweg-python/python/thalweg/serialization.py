@@ -1,5 +1,6 @@
 """Files that PyTorch reads and writes (`torch.save`, `torch.load`)."""
 
+import enum
 import io
 import os
 import pickle
@@ -15,6 +16,67 @@ _safe = []
 DEFAULT_PROTOCOL, MAGIC_NUMBER, PROTOCOL_VERSION = 2, 0x1950A86A20F9469CFC6C, 1001
 MAP_LOCATION = typing.Union[typing.Callable, _core.device, str, typing.Dict[str, str], None]
 FILE_LIKE = FileLike = typing.Union[str, os.PathLike, typing.IO[bytes]]
+
+
+class SourceChangeWarning(Warning):
+    """A warning of old files of modules whose source has changed. It is never given: sources are not kept in files."""
+
+
+class LoadEndianness(enum.Enum):
+    """The order of bytes in files without a mark of it."""
+
+    NATIVE = 1
+    LITTLE = 2
+    BIG = 3
+
+
+# What programs set and read back; files are read the same way.
+_settings = {"load_endianness": None, "crc32_options": True, "mmap_options": 2}
+
+
+def _setting(name):
+    def read():
+        return _settings[name]
+    read.__doc__ = f"Returns what `set_{name}` has stored."
+    return read
+
+
+get_default_load_endianness, get_crc32_options, get_default_mmap_options = map(_setting, _settings)
+
+
+def set_default_load_endianness(endianness):
+    """Stores the order of bytes in files without a mark. All files that are written today have one."""
+    if endianness not in (None, *LoadEndianness):
+        raise TypeError("Invalid argument type in function set_default_load_endianness")
+    _settings["load_endianness"] = endianness
+
+
+def set_crc32_options(compute_crc32):
+    """Stores whether sums of files are to be computed. They always are."""
+    _settings["crc32_options"] = compute_crc32
+
+
+class set_default_mmap_options:
+    """Stores how files are to be mapped, for good or for a region. Files are read, and not mapped."""
+
+    def __init__(self, flags):
+        self._former, _settings["mmap_options"] = _settings["mmap_options"], flags
+
+    def __enter__(self):
+        return None
+
+    def __exit__(self, *_):
+        _settings["mmap_options"] = self._former
+
+
+def location_tag(storage):
+    """Returns the name of the device of a storage."""
+    return str(storage.device)
+
+
+def default_restore_location(storage, location):
+    """Returns a storage on the device of this name."""
+    return storage.cuda(_core.device(location).index or 0) if location.startswith("cuda") else storage.cpu()
 
 
 def add_safe_globals(safe_globals):

@@ -154,6 +154,9 @@ fn gather_into(
     if result.elements() == 0 {
         return Ok(());
     }
+    if source.elements() == 0 {
+        return Err(Error::index("index is out of bounds for dimension with size 0"));
+    }
     let waits = may_wait(result);
     if waits && OutOfRangeReport::is_wanted() {
         let list = match stride_of_rows(index) {

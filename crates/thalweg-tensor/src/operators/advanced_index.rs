@@ -143,11 +143,11 @@ operators! {
     "where(Tensor condition) -> Tensor[]" = Kernel(|call| coordinates(call.tensor(0), call.label));
     /// Returns a number where a condition is true, else the elements of a tensor.
     "where.ScalarSelf(Tensor condition, Scalar self, Tensor other) -> Tensor" = Composite(|call| {
-        call.tensor(0).select_where(&number_beside(call, 1, call.tensor(2))?, call.tensor(2)).map(single)
+        call.tensor(0).select_where(&number_within(call, 1, call.tensor(2))?, call.tensor(2)).map(single)
     }), autocast: Parts;
     /// Returns the elements of a tensor where a condition is true, else a number.
     "where.ScalarOther(Tensor condition, Tensor self, Scalar other) -> Tensor" = Composite(|call| {
-        call.tensor(0).select_where(call.tensor(1), &number_beside(call, 2, call.tensor(1))?).map(single)
+        call.tensor(0).select_where(call.tensor(1), &number_within(call, 2, call.tensor(1))?).map(single)
     }), autocast: Parts;
     /// Returns a number where a condition is true, else another.
     "where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor" = Composite(|call| {
@@ -482,6 +482,16 @@ pub(super) fn number_beside(call: &Call<'_>, place: usize, tensor: &Tensor) -> R
             Tensor::full(&[], scalar, widest, call.device)?.to_dtype(dtype)
         }
     }
+}
+
+/// Returns a number as [`number_beside`] does, and refuses one that the tensor's dtype cannot represent. Floats of 16 bits become infinite.
+fn number_within(call: &Call<'_>, place: usize, tensor: &Tensor) -> Result<Tensor> {
+    let (scalar, dtype) = (call.scalar(place), tensor.dtype());
+    let is_small_float = dtype.is_floating_point() && dtype.size_bytes() < 4;
+    if dtype_of(scalar).category() <= dtype.category() && !is_small_float {
+        convertible(scalar, dtype)?;
+    }
+    number_beside(call, place, tensor)
 }
 
 fn number(call: &Call<'_>, place: usize) -> Result<Tensor> {

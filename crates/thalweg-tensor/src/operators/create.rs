@@ -368,6 +368,9 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
     if dtype == DType::Bool {
         return Err(Error::not_implemented("\"linspace\" not implemented for 'Bool'"));
     }
+    for bound in [start, end] {
+        crate::kernels::creation::convertible(bound, dtype)?;
+    }
     let [start, end] = [start, end].map(|bound| match dtype.is_floating_point() {
         true => bound.to_f64(),
         false => bound.to_i64() as f64,

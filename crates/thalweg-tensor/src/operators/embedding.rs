@@ -8,7 +8,7 @@ use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result, invalid, refuse,
 use super::Body::{Composite, Differentiable};
 use super::index::{gathered, long, number_like};
 use super::view::extents;
-use super::{call as call_operator, operators, single};
+use super::{call as call_operator, complex, operators, single};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::kernels::bags;
@@ -19,7 +19,7 @@ operators! {
     /// Returns the rows of a weight (embeddings, features) at indices of any shape. The row `padding_idx` has no gradient; with
     /// `scale_grad_by_freq` a row's gradient is divided by how often it was read.
     "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
-        = Differentiable(embedding, &EMBEDDING);
+        = Differentiable(embedding, &EMBEDDING), complex: Parts(|call| of_complex(call).map(single));
     /// Returns the gradient of a table of embeddings from the gradient of the rows that were read.
     "embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor"
         = Differentiable(|call| {
@@ -52,6 +52,22 @@ operators! {
     "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)"
         fn embedding_bag(indices: tensor, offsets: tensor, scale_grad_by_freq: bool, mode: int, sparse: bool, per_sample_weights: optional_tensor, include_last_offset: bool) -> 4
         = Composite(|call| embedding_bag(call, None)), autocast: Parts;
+}
+
+/// Returns the rows of a table of complex numbers, part by part.
+fn of_complex(call: &Call<'_>) -> Result<Tensor> {
+    let rows = |part: &Tensor| {
+        let arguments = [
+            part.into(),
+            call.tensor(1).into(),
+            call.int(2).into(),
+            call.bool(3).into(),
+            call.bool(4).into(),
+        ];
+        call_operator(call.operator, &arguments, None, call.label.location)
+    };
+    let [re, im] = complex::parts(call.tensor(0))?;
+    complex::of_parts(&rows(&re)?, &rows(&im)?)
 }
 
 /// The gradient of a weight's rows.

@@ -172,7 +172,7 @@ fn matrix_norm(x: &Tensor, ord: Ord, dim: &[i64], keepdim: bool, dtype: Option<D
     };
     let (row, column) = (wrap(row, x.rank())?, wrap(column, x.rank())?);
     refuse_if!(row == column, "{name}: dims must be different. Got ({row}, {column})");
-    if !x.dtype().is_floating_point() {
+    if !x.dtype().is_differentiable() {
         refuse!("{name}: Expected a floating point or complex tensor as input. Got {}", x.dtype());
     }
     let x = &x.to_dtype(dtype.unwrap_or(x.dtype()))?;

@@ -73,7 +73,7 @@ operators! {
     "lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor"
         fn lerp(end: tensor, weight: scalar) = Lowered(|call| {
             check_one_dtype(call)?;
-            Ok(with_numbers(call, &table::lerp, [call.scalar(2)]))
+            representable(with_numbers(call, &table::lerp, [call.scalar(2)]))
         });
     /// Returns self + weight · (end − self) for tensors of one floating-point dtype; a weight without dimensions may have another
     /// dtype.
@@ -89,8 +89,8 @@ operators! {
             if call.tensors.iter().all(|tensor| tensor.dtype() == DType::Bool) {
                 return Err(Error::not_implemented("\"addcmul\" not implemented for 'Bool'"));
             }
-            let value = if is_of_integers { Scalar::I64(call.scalar(3).to_i64()) } else { call.scalar(3) };
-            Ok(with_numbers(call, &table::addcmul, [value]))
+            let value = if is_of_integers { whole(call.scalar(3))? } else { call.scalar(3) };
+            representable(with_numbers(call, &table::addcmul, [value]))
         }), first: Consumed, autocast: Widest, complex: Sum("mul.Tensor");
     /// Returns self + value · tensor1 / tensor2. Two tensors of integers are refused.
     "addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"
@@ -98,7 +98,7 @@ operators! {
             if [1, 2].iter().all(|&place| !call.tensor(place).dtype().is_differentiable()) {
                 return Err(Error::invalid(INTEGER_DIVISION));
             }
-            Ok(with_numbers(call, &table::addcdiv, [call.scalar(3)]))
+            representable(with_numbers(call, &table::addcdiv, [call.scalar(3)]))
         }), first: Consumed, autocast: Widest, complex: Sum("div.Tensor");
     /// Returns whether the sign of each element is negative, including that of −0.
     "signbit(Tensor self) -> Tensor" fn signbit() = Lowered(|call| Ok(with_numbers(call, &table::signbit, []))), out: [Boolean];
@@ -176,7 +176,7 @@ operators! {
                 return Ok(with_numbers(call, &table::power_scalar, [exponent]));
             }
             refuse_if!(exponent.to_i64() < 0, "Integers to negative integer powers are not allowed.");
-            Ok(with_numbers(call, &table::integer_power_scalar, [exponent]))
+            representable(with_numbers(call, &table::integer_power_scalar, [exponent]))
         }), in_place: "pow_.Scalar", autocast: Full, complex: Parts(complex::power_by_number);
     /// Returns a number to the power of each element of exponent; for integers an integer.
     "pow.Scalar(Scalar self, Tensor exponent) -> Tensor"
@@ -284,14 +284,14 @@ operators! {
         fn threshold(threshold: scalar, value: scalar) = Lowered(|call| {
             let numbers = [call.scalar(1), call.scalar(2)];
             let dtype = call.tensor(0).dtype();
-            Ok(match dtype {
-                DType::Bool => return Err(Error::not_implemented("\"threshold\" not implemented for 'Bool'")),
-                _ if dtype.is_floating_point() => with_numbers(call, &table::threshold, numbers),
+            match dtype {
+                DType::Bool => Err(Error::not_implemented("\"threshold\" not implemented for 'Bool'")),
+                _ if dtype.is_floating_point() => representable(with_numbers(call, &table::threshold, numbers)),
                 _ => {
-                    let whole = numbers.map(|number| Scalar::I64(number.to_i64()));
-                    with_numbers(call, &table::threshold, whole)
+                    let [threshold, value] = numbers;
+                    representable(with_numbers(call, &table::threshold, [whole(threshold)?, whole(value)?]))
                 }
-            })
+            }
         });
     /// Returns self moved towards 0 by lambd, and 0 where |self| is at most lambd.
     "softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"
@@ -356,6 +356,18 @@ fn with_numbers<'a>(
     let mut arguments = LoopArguments::default();
     numbers.into_iter().for_each(|number| arguments.scalars.push(number));
     LoopCall::new(body, call, call.tensors, arguments)
+}
+
+/// Returns a loop, and refuses numbers of it that the dtype in which it computes cannot represent.
+fn representable(lowered: LoopCall<'_>) -> Result<LoopCall<'_>> {
+    let compute = signature(lowered.operator, &lowered.tensors, &lowered.arguments)?.compute;
+    lowered.arguments.scalars.iter().try_for_each(|&number| convertible(number, compute).map(drop))?;
+    Ok(lowered)
+}
+
+/// Returns a number without its fraction, and refuses one that 64 bits cannot represent.
+fn whole(number: Scalar) -> Result<Scalar> {
+    Ok(Scalar::I64(convertible(number, DType::I64)?.to_i64()))
 }
 
 /// PyTorch's message about a quotient of integers.
@@ -468,9 +480,7 @@ fn clamp<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
             refuse!("torch.clamp: At least one of 'min' or 'max' must not be None");
         }
     };
-    let compute = signature(lowered.operator, &lowered.tensors, &lowered.arguments)?.compute;
-    lowered.arguments.scalars.iter().try_for_each(|&bound| convertible(bound, compute).map(drop))?;
-    Ok(lowered)
+    representable(lowered)
 }
 
 /// Returns the loop of a clamp whose gradient at the bounds is 0. If the result shows where they were reached, it is kept, and not the input.

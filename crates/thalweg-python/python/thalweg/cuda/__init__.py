@@ -11,6 +11,7 @@ import types
 from .. import _core, _typed, _typed_storage
 from .._left_out import attributes as _attributes
 from .._core import OutOfMemoryError
+from .._names import AcceleratorError  # noqa: F401
 from . import amp, memory, nvtx, profiler, random, streams, tunable
 from . import graphs
 from .graphs import Audit, CUDAGraph, audit, graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
@@ -153,6 +154,55 @@ def get_device_capability(device=None):
     return properties.major, properties.minor
 
 
+def get_arch_list():
+    """Returns the architecture of the current GPU, for which kernels are compiled; nothing without a GPU."""
+    return [f"sm_{major}{minor}" for major, minor in ([get_device_capability()] if is_available() else [])]
+
+
+class _Runtime:
+    """The functions of CUDA's runtime that programs call by name. Others are left out: the driver's interface is in the Rust crate."""
+
+    @staticmethod
+    def cudaProfilerStart():
+        """Starts the recording of an external profiler."""
+        profiler.start()
+        return 0
+
+    @staticmethod
+    def cudaProfilerStop():
+        """Stops the recording of an external profiler."""
+        profiler.stop()
+        return 0
+
+    @staticmethod
+    def cudaMemGetInfo(device):
+        """Returns the free and the total memory of a device."""
+        return memory.mem_get_info(device)
+
+    def __getattr__(self, name):
+        raise AttributeError(f"cudart().{name} is left out: the driver's interface is in the Rust crate")
+
+
+def cudart():
+    """Returns the functions of CUDA's runtime that programs call by name."""
+    return _Runtime()
+
+
+def ipc_collect():
+    """Does nothing: memory that other processes have shared is released with its last tensor."""
+
+
+class CudaError(RuntimeError):
+    """An error of the CUDA driver, by its number."""
+
+    def __init__(self, code):
+        super().__init__(f"CUDA error {code}")
+
+
+class DeferredCudaCallError(Exception):
+    """An error of a call that waited for the first use of a GPU. It is never raised: devices are opened when they are first used."""
+
+
 class _Generators:
     """The default generators of the devices, by number. A device is opened when its generator is accessed."""
 
@@ -180,19 +230,13 @@ _LEFT_OUT = {
     "caching_allocator_enable": "memory always comes from the caching allocator",
     "GreenContext": "contexts of part of a GPU are left out",
     "green_contexts": "contexts of part of a GPU are left out",
-    "ipc_collect": "memory of other processes is in the Rust crate only",
     "nccl": "NCCL is used through `distributed`",
     "jiterator": "kernels of one's own are written in Rust",
     "sparse": "its types are former names: say `sparse_coo_tensor`",
     "gds": "files go through the host's memory",
     "set_sync_debug_mode": "use the audit of graphs, or the sanitizer",
     "get_sync_debug_mode": "use the audit of graphs, or the sanitizer",
-    "get_arch_list": "kernels are compiled for the GPU that is there",
     "get_gencode_flags": "kernels are compiled for the GPU that is there",
-    "cudart": "the driver's interface is in the Rust crate",
-    "CudaError": "errors of the driver are RuntimeError",
-    "AcceleratorError": "errors of the driver are RuntimeError",
-    "DeferredCudaCallError": "nothing is deferred: devices are opened when they are first used",
     "check_error": "calls that fail raise by themselves",
     "cudaStatus": "calls that fail raise by themselves",
     "current_blas_handle": "the handle of cuBLAS is Thalweg's own",

@@ -53,3 +53,14 @@ def stack_module_state(models):
                   for name, value in models[0].named_parameters()}
     buffers = {name: _core.stack([dict(model.named_buffers())[name] for model in models]) for name, _ in models[0].named_buffers()}
     return parameters, buffers
+
+
+def replace_all_batch_norm_modules_(root):
+    """Makes all batch normalizations of a module keep no running statistics, in place, so that the module can be mapped over a dimension.
+    Returns the module."""
+    from ..nn.layers import _BatchNorm
+    for module in root.modules():
+        if isinstance(module, _BatchNorm):
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+            module.track_running_stats = False
+    return root

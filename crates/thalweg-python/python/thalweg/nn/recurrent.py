@@ -13,6 +13,8 @@ from .utils.rnn import PackedSequence
 
 # The functions over sequences, by the library's numbers.
 _MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
+# The rows of a weight, in multiples of the hidden size.
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
 
 def _in_region(state):
@@ -37,14 +39,24 @@ def _draw(module):
 
 
 class RNNBase(Module):
-    """The base class of recurrent networks."""
+    """The base class of recurrent networks. By itself it has the parameters of a kind of network, and no `forward`."""
 
-    _gates = 1
+    _gates = property(lambda self: _GATES[self._mode()])
     mode = property(lambda self: self._mode().upper(), doc="The kind of network.")
     _flat_weight_refs = property(lambda self: [weakref.ref(parameter) for parameter in self._parameters.values()])
 
-    def __init__(self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
-                 device=None, dtype=None, **others):
+    def __init__(self, mode, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
+                 proj_size=0, device=None, dtype=None):
+        if mode.lower() not in _GATES or mode != mode.upper():
+            raise ValueError(f"Unrecognized RNN mode: {mode}")
+        self.__dict__["_kind"] = mode.lower()
+        self._make(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype)
+
+    def _mode(self):
+        return self._kind
+
+    def _begin(self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype, others):
+        """Creates the parameters of a network whose class names its kind. `others` are the remaining arguments."""
         if "proj_size" in others:
             raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
         if others:
@@ -216,25 +228,28 @@ class RNNBase(Module):
         output, last, *_ = self._run(input, [self._start(input, batch, hx)], sizes)
         return output, last
 
-    def forward(self, input, hx=None):
-        """Returns the outputs of all time steps, and the last state of each layer."""
-        if isinstance(input, PackedSequence):
-            self._check_states([] if hx is None else [("hidden", hx)], (int(input.batch_sizes[0]),))
-            return self._packed(input, hx)
-        self._check_call(input, [] if hx is None else [("hidden", hx)])
-        input, back, unbatched = self._turned(input, hx)
-        if unbatched and hx is not None:
-            hx = hx.unsqueeze(1)
-        output, last = self._over(input, input.shape[1], hx)
-        return back(output), last.squeeze(1) if unbatched else last
+
+def _of_one_state(self, input, hx=None):
+    """Returns the outputs of all time steps, and the last state of each layer."""
+    if isinstance(input, PackedSequence):
+        self._check_states([] if hx is None else [("hidden", hx)], (int(input.batch_sizes[0]),))
+        return self._packed(input, hx)
+    self._check_call(input, [] if hx is None else [("hidden", hx)])
+    input, back, unbatched = self._turned(input, hx)
+    if unbatched and hx is not None:
+        hx = hx.unsqueeze(1)
+    output, last = self._over(input, input.shape[1], hx)
+    return back(output), last.squeeze(1) if unbatched else last
 
 
 class RNN(RNNBase):
     """h = tanh(W · x + U · h + b), over time."""
 
+    _gates, forward = 1, _of_one_state
+
     def __init__(self, input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, batch_first=False, dropout=0.0,
                  bidirectional=False, device=None, dtype=None, **others):
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype, **others)
+        self._begin(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype, others)
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
         self.nonlinearity = nonlinearity
@@ -250,7 +265,11 @@ class RNN(RNNBase):
 class GRU(RNNBase):
     """Gated recurrent units, over time."""
 
-    _gates = 3
+    _gates, forward = 3, _of_one_state
+
+    def __init__(self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
+                 device=None, dtype=None, **others):
+        self._begin(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype, others)
 
     def _mode(self):
         return "gru"

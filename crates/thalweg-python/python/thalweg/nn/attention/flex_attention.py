@@ -2,14 +2,28 @@
 It is computed by operators over the full score matrix."""
 
 import math
+import typing
 
 from ... import _core
 from ..._left_out import placeholder
 
 _DEFAULT_SPARSE_BLOCK_SIZE = 128
 _mask_mod_signature = _score_mod_signature = "Callable"
-AuxOutput, AuxRequest, FlexKernelOptions = (
-    placeholder(f"{__name__}.{name}", "kernels have no options") for name in ("AuxOutput", "AuxRequest", "FlexKernelOptions"))
+FlexKernelOptions = placeholder(f"{__name__}.FlexKernelOptions", "kernels have no options")
+
+
+class AuxRequest(typing.NamedTuple):
+    """The values that `flex_attention` returns besides its result: logarithms of sums of exponentials, and the greatest scores."""
+
+    lse: bool = False
+    max_scores: bool = False
+
+
+class AuxOutput(typing.NamedTuple):
+    """The values that an `AuxRequest` asked for, and None for the others."""
+
+    lse: typing.Any = None
+    max_scores: typing.Any = None
 
 
 def noop_mask(batch, head, token_q, token_kv):
@@ -28,6 +42,9 @@ def _block_table(counts, indices):
     is_listed = _core.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
     table = _core.zeros(indices.shape, dtype=_core.int64, device=indices.device)
     return table.scatter_add(-1, indices.long(), is_listed.long()) > 0
+
+
+_TABLES = tuple(f"{prefix}{side}_{part}" for prefix in ("", "full_") for side in ("kv", "q") for part in ("num_blocks", "indices"))
 
 
 class BlockMask:
@@ -64,21 +81,55 @@ class BlockMask:
     @property
     def shape(self):
         """The sizes of the mask."""
-        return self._sizes
+        return tuple(size or 1 for size in self._sizes)
 
     def to(self, device):
         """Returns the mask itself: its function takes tensors of any device."""
         return self
 
-    def to_dense(self, device=None):
+    def _seen(self, device=None):
         """Returns the mask as bools."""
         batch, heads, queries, keys = self._sizes
         return self.mask_mod(*_places(batch or 1, heads or 1, queries, keys, device)).expand(batch or 1, heads or 1, queries, keys)
 
+    def _counts(self):
+        """Returns how many pairs of a query and a key are seen in each block."""
+        seen = self._seen()
+        rows, columns = self.BLOCK_SIZE
+        padded = _core.constant_pad_nd(seen.long(), [0, -seen.shape[3] % columns, 0, -seen.shape[2] % rows])
+        return padded.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).sum([3, 5])
+
+    def to_dense(self):
+        """Returns which blocks have pairs that are seen, as 0 and 1."""
+        return (self._counts() > 0).int()
+
+    def numel(self):
+        """Returns the number of pairs, seen or not."""
+        return math.prod(self.shape)
+
+    def sparsity(self):
+        """Returns the percentage of pairs that are in blocks in which nothing is seen."""
+        return 100.0 * (1.0 - self.to_dense().sum().item() * math.prod(self.BLOCK_SIZE) / self.numel())
+
+    def __getattr__(self, name):
+        """The blocks of a mask that a function defines, found when they are first asked for."""
+        if name not in _TABLES:
+            raise AttributeError(f"'BlockMask' object has no attribute '{name}'")
+        counts = self._counts()
+        is_full = counts == math.prod(self.BLOCK_SIZE)
+        for prefix, blocks in (("full_", is_full), ("", (counts > 0) & ~is_full)):
+            for side, table in (("kv", blocks), ("q", blocks.transpose(-2, -1))):
+                setattr(self, f"{prefix}{side}_num_blocks", table.sum(-1).int())
+                setattr(self, f"{prefix}{side}_indices", table.int().argsort(dim=-1, descending=True, stable=True).int())
+        return self.__dict__[name]
+
+    def __repr__(self):
+        return f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%)"
+
 
 def create_mask(mod_fn, B, H, Q_LEN, KV_LEN, device=None):
     """Returns the mask of a function, as bools."""
-    return BlockMask(mod_fn, (B, H, Q_LEN, KV_LEN), None).to_dense(device)
+    return BlockMask(mod_fn, (B, H, Q_LEN, KV_LEN), None)._seen(device)
 
 
 def create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device=None, BLOCK_SIZE=_DEFAULT_SPARSE_BLOCK_SIZE, _compile=False, **options):
@@ -111,11 +162,12 @@ def or_masks(*mask_mods):
     return either
 
 
-def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False, kernel_options=None, **others):
+def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False, kernel_options=None, *,
+                   return_aux=None):
     """Returns attention with scores that a function changes and a mask hides, and on request the logarithms of the sums of
     exponentials."""
-    if others.get("return_aux") is not None:
-        raise NotImplementedError("flex_attention(return_aux=...) is left out: say return_lse=True")
+    if return_lse and return_aux is not None:
+        raise ValueError("Cannot specify both return_lse and return_aux. return_lse is deprecated, please use return_aux instead.")
     if enable_gqa:
         key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -130,4 +182,6 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
     logarithms = (scores if scores.dtype is _core.float64 else scores.float()).logsumexp(-1)
     weights = (scores - logarithms.unsqueeze(-1).masked_fill(logarithms.unsqueeze(-1) == -math.inf, 0.0)).exp().to(value.dtype)
     result = weights @ value
+    if return_aux is not None:
+        return result, AuxOutput(logarithms if return_aux.lse else None, scores.amax(-1) if return_aux.max_scores else None)
     return (result, logarithms) if return_lse else result

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 
 from ... import _core, _external
 from ..module import Module
@@ -11,6 +12,12 @@ from . import rnn
 def _listed(parameters):
     parameters = [parameters] if isinstance(parameters, _core.Tensor) else list(parameters)
     return [parameter for parameter in parameters if parameter.grad is not None]
+
+
+def clip_grad_norm(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+    """Calls `clip_grad_norm_`, which is its newer name."""
+    warnings.warn("`torch.nn.utils.clip_grad_norm` is now deprecated in favor of `torch.nn.utils.clip_grad_norm_`.", FutureWarning, stacklevel=2)
+    return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
 def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
