@@ -77,11 +77,13 @@ fn accesses(kernel: &ForeachKernel, Part { arguments, items }: Part<'_>) -> Acce
         let pointer = DevicePointer::new(arguments.shared[kernel.place(input)]);
         add(Access::read(pointer, bytes(input, 1)));
     }
+    let listed: SmallVec<[(usize, bool); 8]> =
+        kernel.listed().map(|input| (input, kernel.body.uses_input(input))).collect();
     for ForeachItem { elements, addresses } in items {
-        for input in kernel.listed() {
+        for &(input, is_read) in &listed {
             let pointer = DevicePointer::new(addresses[kernel.place(input)]);
             let bytes = bytes(input, kernel.elements(input, *elements));
-            add(match (kernel.is_written(input), kernel.body.uses_input(input)) {
+            add(match (kernel.is_written(input), is_read) {
                 (true, true) => Access::read_write(pointer, bytes),
                 (true, false) => Access::write(pointer, bytes),
                 (false, _) => Access::read(pointer, bytes),

@@ -1,5 +1,8 @@
 //! The planner's decisions, on each of which a kernel's speed or correctness depends.
 
+use std::collections::HashSet;
+use std::ops::Range;
+
 use smallvec::SmallVec;
 use thalweg_ir::{Body, DType, Dimensions, InputKind, OutputPlace, cuda};
 
@@ -233,9 +236,22 @@ fn rows_that_fit_into_registers_are_held() {
     assert_eq!(of(65_537, 65_537), (1024, 4, 17), "vectors that begin before the row");
     // Loads are as wide as the alignment of all rows.
     assert_eq!(of(1024, 1026), (32, 2, 16));
-    assert_eq!(of(1023, 1023), (64, 4, 5));
+    assert_eq!(of(1023, 1023), (64, 4, 6), "5 vectors, and one that is skipped");
     assert_eq!(of(72, 72), (8, 4, 3), "18 vectors leave fewer of 8 threads idle than of 32");
     assert_eq!(sum(&[100], &[1024], &[1024], &[1]).class.cascade, 1);
+}
+
+#[test]
+fn few_classes_serve_rows_of_all_lengths() {
+    let classes = |lengths: Range<u64>| {
+        let of = |points: u64| {
+            let class = sum(&[100], &[points], &[points], &[1]).class;
+            (class.lanes, class.vector, class.held, class.shifted)
+        };
+        lengths.map(of).collect::<HashSet<_>>().len()
+    };
+    assert!(classes(17..1025) <= 32, "{}", classes(17..1025));
+    assert!(classes(17..8193) <= 60, "{}", classes(17..8193));
 }
 
 #[test]

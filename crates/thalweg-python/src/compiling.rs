@@ -93,6 +93,12 @@ fn _waits_for_gpu(py: Python<'_>) -> PyResult<bool> {
     run(py, || Device::current().map(|device| !device.is_simulated() && !device.is_meta()))
 }
 
+/// Returns the number of kernels that the current device has loaded.
+#[pyfunction]
+fn _loaded_kernel_count(py: Python<'_>) -> PyResult<usize> {
+    run(py, || Ok(Device::current()?.loaded_kernel_count()))
+}
+
 /// Waits for all work of the current device.
 #[pyfunction]
 fn _await_gpu(py: Python<'_>) -> PyResult<()> {
@@ -119,7 +125,7 @@ fn _free_and_peak_bytes(py: Python<'_>) -> PyResult<(u64, u64)> {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     functions![module;
         _begin_compiled, _begin_uncompiled, _end_compiled, _is_compiling, _forget_programs, _kernel_folder,
-        _compile_counters, _waits_for_gpu, _await_gpu, _is_capturing, _free_and_peak_bytes
+        _compile_counters, _loaded_kernel_count, _waits_for_gpu, _await_gpu, _is_capturing, _free_and_peak_bytes
     ];
     Ok(())
 }

@@ -12,10 +12,10 @@ class Machine(contextlib.ExitStack):
 
     def __init__(self, planned=0, captures=False, room=(2, 1)):
         super().__init__()
-        self.now, self.programs, self.waits, self.planned = 0.0, 0, 0, planned
+        self.now, self.programs, self.kernels, self.waits, self.planned = 0.0, 0, 0, 0, planned
         replaced = dict(
             _waits_for_gpu=lambda: True, _is_capturing=lambda: captures, _free_and_peak_bytes=lambda: room, _await_gpu=self.wait,
-            _compile_counters=lambda: (0, 0, 0, self.programs, 0))
+            _compile_counters=lambda: (0, 0, 0, self.programs, 0), _loaded_kernel_count=lambda: self.kernels)
         for name, function in replaced.items():
             self.enter_context(mock.patch.object(_core, name, function))
         self.enter_context(mock.patch.object(_ways, "time", mock.Mock(perf_counter=lambda: self.now)))
@@ -29,6 +29,7 @@ class Machine(contextlib.ExitStack):
         if is_compiled and self.planned > 0:
             self.planned -= 1
             self.programs += 1
+            self.kernels += 1
             self.now += 100.0
         self.now += compiled if is_compiled else written
         return is_compiled
@@ -45,6 +46,16 @@ def test_the_faster_way_remains():
                 assert way.compiles is wanted, (compiled, written, planned)
                 waits = machine.waits
                 assert [machine.call(way, compiled, written) for _ in range(5)] == [wanted] * 5 and machine.waits == waits
+
+
+def test_sizes_that_are_new_in_every_call_are_planned_in_its_time():
+    for plan, wanted in ((2.0, False), (0.2, True)):
+        with Machine() as machine:
+            way = _ways.Way()
+            for _ in range(40):
+                machine.programs += 1
+                machine.call(way, 1.0 + plan, 2.0)
+            assert way.compiles is wanted, plan
 
 
 def test_functions_of_a_step_are_tried_together():

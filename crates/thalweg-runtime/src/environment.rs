@@ -58,7 +58,7 @@ pub struct Environment {
     /// `THALWEG_COMPILE_THREADS`: the number of threads that compile kernels at the same time: those of one segment of a compiled
     /// function, which are known together, and, on all threads but one, those of gradients whose forward pass runs (default: one for
     /// each core, and 8 at most; with 1, none is compiled ahead).
-    pub compile_threads: Option<usize>,
+    pub compile_threads: usize,
     /// `THALWEG_RECOMPUTE_BYTES`: the least bytes of a saved result that a compiled function computes again instead of keeping it.
     pub recompute_bytes: Option<u64>,
     /// `THALWEG_SIM_DEVICES`: the number of simulated GPUs (default 1).
@@ -123,7 +123,9 @@ impl Environment {
         };
         // The driver refuses a number that is out of its range, so a number that is too large may be clamped.
         let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-        let compile_threads = number("THALWEG_COMPILE_THREADS").map(|count| count.min(256) as usize);
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let compile_threads = number("THALWEG_COMPILE_THREADS")
+            .map_or_else(|| cores().min(MOST_COMPILE_THREADS), |count| count.clamp(1, 256) as usize);
         let [recompute_bytes, sim_memory_bytes, meta_memory_bytes] =
             ["RECOMPUTE", "SIM_MEMORY", "META_MEMORY"].map(|name| number(&format!("THALWEG_{name}_BYTES")));
         let time_limit = number("THALWEG_SIM_TIMEOUT").map(Duration::from_secs);
@@ -164,12 +166,6 @@ impl Environment {
             allocator,
             mistakes,
         }
-    }
-
-    /// Returns the number of threads that compile kernels.
-    pub(crate) fn compile_threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.compile_threads.unwrap_or_else(|| cores().min(MOST_COMPILE_THREADS)).max(1)
     }
 
     /// Returns an error if a variable was not understood.

@@ -57,12 +57,18 @@ impl Device {
         self.kernels().loops.read().contains_key(key)
     }
 
+    /// Returns the number of kernels that the device has loaded since it was made.
+    pub fn loaded_kernel_count(&self) -> usize {
+        let table = self.kernels();
+        table.loops.read().len() + table.natives.read().len()
+    }
+
     /// Compiles kernels at the same time, by several threads (`THALWEG_COMPILE_THREADS`). [`Device::kernel`] takes their code when it
     /// loads them. Leaves out those that were expected, which are compiled already or in the background. *Blocks* until all others are
     /// compiled. An error is not reported here: the kernel is compiled again when it is loaded.
     pub fn compile_ahead(&self, mut kernels: Vec<(KernelKey, Kernel)>) {
         kernels.retain(|(key, _)| !self.kernels().ahead.contains(key));
-        let threads = self.environment().compile_threads().min(kernels.len());
+        let threads = self.environment().compile_threads.min(kernels.len());
         if threads < 2 {
             return;
         }
@@ -83,13 +89,13 @@ impl Device {
     /// Returns whether kernels that are expected are compiled in the background ([`expect_kernel`](Self::expect_kernel)).
     pub fn compiles_in_background(&self) -> bool {
         matches!(self.properties().image_kind, ImageKind::Cubin(_))
-            && self.environment().compile_threads() > 1
+            && self.environment().compile_threads > 1
     }
 
     /// Compiles a kernel in the background, because a later launch is expected to need it. Does nothing if it is loaded, or if kernels
     /// are functions of the host. Does not block.
     pub fn expect_kernel(&self, key: &KernelKey, make: impl FnOnce() -> Kernel) {
-        let threads = self.environment().compile_threads() - 1;
+        let threads = self.environment().compile_threads - 1;
         let ImageKind::Cubin(capability) = self.properties().image_kind else { return };
         let ahead = &self.kernels().ahead;
         if threads == 0 || self.has_kernel(key) || ahead.contains(key) || compiler().is_err() {

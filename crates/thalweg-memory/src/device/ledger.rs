@@ -26,6 +26,8 @@ pub(crate) struct Ledger {
     pub(crate) allowed_bytes: Option<u64>,
     /// The greatest amount of active memory that was seen when memory was searched for, since all free memory was last returned.
     pub(crate) most_active_bytes: u64,
+    /// The bytes of pages that have moved since then.
+    pub(crate) moved_bytes: u64,
     /// The stack of the call that is returning memory, if stacks are recorded.
     pub(crate) given_back_at: Option<StackId>,
 }
@@ -137,6 +139,7 @@ impl Ledger {
     /// Counts pages that moved from one class to the other.
     pub(crate) fn bytes_moved(&mut self, from: SizeClass, to: SizeClass, bytes: u64) {
         self.statistics.num_pages_moved += 1;
+        self.moved_bytes += bytes;
         if from != to {
             let reserved = &mut self.statistics.reserved_bytes;
             let (small, large) = (&mut reserved.small_pool, &mut reserved.large_pool);

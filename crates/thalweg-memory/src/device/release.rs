@@ -32,7 +32,7 @@ impl DeviceAllocator {
         pool: Option<PoolId>,
     ) -> Result<(), AllocationError> {
         central.ledger.statistics.num_sync_all_streams += 1;
-        central.ledger.most_active_bytes = 0;
+        (central.ledger.most_active_bytes, central.ledger.moved_bytes) = (0, 0);
         for arena in self.common().all_arenas() {
             arena.synchronize()?;
         }

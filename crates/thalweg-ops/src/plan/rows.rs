@@ -68,8 +68,9 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &I
         held: points.div_ceil(threads * vector) as u8,
         ..class
     };
-    if let Some(threads) = threads_with_values(body, &class, points) {
-        return Some(of(threads));
+    if let Some((threads, most)) = threads_with_values(body, &class, points) {
+        let class = of(threads);
+        return Some(Class { held: rounded(class.held, most), ..class });
     }
     let elements = Elements { held: Held::of(body, &class, false)?, points, vector };
     let bytes = elements.held.bytes_of_a_point(body, class.vector);
@@ -101,15 +102,24 @@ pub(super) fn held_by(
     let (class, points) = in_vectors(body, geometry, class, iteration)?;
     let vector = class.vector;
     let threads = u64::from(lanes / u16::from(vector));
-    let held = points.div_ceil(u64::from(lanes));
-    let class = Class { lanes, held: u8::try_from(held).ok()?, ..class };
-    let points_of_a_thread = held * u64::from(vector);
+    let held = u8::try_from(points.div_ceil(u64::from(lanes))).ok()?;
+    let class = Class { lanes, held, ..class };
     let has_values = threads <= u64::from(MOST_THREADS_WITH_VALUES);
     let bytes = Held::of(body, &class, has_values)?.bytes_of_a_point(body, vector) as u64;
     let room: usize = if has_values { MOST_BYTES_OF_A_THREAD } else { BYTES_OF_A_THREAD };
     let is_whole = threads.is_power_of_two() && threads * u64::from(vector) == u64::from(lanes);
-    let fits = points_of_a_thread <= POINTS_OF_A_THREAD && points_of_a_thread * bytes <= room as u64;
+    let most = POINTS_OF_A_THREAD.min(room as u64 / bytes) / u64::from(vector);
+    let fits = u64::from(held) <= most;
+    let class = Class { held: if has_values { rounded(held, most) } else { held }, ..class };
     (is_whole && fits && (2..=BLOCK).contains(&threads)).then_some(class)
+}
+
+/// Returns a number of vectors for which threads have registers: at least `vectors`, at most `most`, and one of few, so that few kernels
+/// serve rows of all lengths. A thread skips the vectors after its row's end.
+fn rounded(vectors: u8, most: u64) -> u8 {
+    let vectors = u64::from(vectors);
+    let step = if vectors <= 4 { 1 } else { (vectors.next_power_of_two() / 8).max(2) };
+    vectors.next_multiple_of(step).min(most).max(vectors) as u8
 }
 
 /// Returns the class in which the rows of this geometry are read by vectors, and the number of points of a row with those that a
@@ -127,9 +137,9 @@ fn in_vectors(body: &Body, geometry: &Geometry, class: Class, iteration: &Iterat
     Some((class, points + more))
 }
 
-/// Returns how many threads keep elements and values of a row; `None` if a block of that many threads does not have registers for
-/// both.
-fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
+/// Returns how many threads keep elements and values of a row, and how many vectors each has room for; `None` if a block of that many
+/// threads does not have registers for both.
+fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<(u64, u64)> {
     let (held, vector) = (Held::of(body, class, true)?, u64::from(class.vector));
     let bytes = held.bytes_of_a_point(body, class.vector);
     let reading = reading(points.div_ceil(vector));
@@ -138,7 +148,7 @@ fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
     rooms.iter().find_map(|&(most, most_bytes)| {
         let room = most.min((most_bytes / bytes) as u64) / vector * vector;
         let threads = points.div_ceil(room.max(1)).next_power_of_two().max(reading);
-        (room > 0 && threads <= u64::from(MOST_THREADS_WITH_VALUES)).then_some(threads)
+        (room > 0 && threads <= u64::from(MOST_THREADS_WITH_VALUES)).then_some((threads, room / vector))
     })
 }
 

@@ -17,8 +17,9 @@ _WARM, _CHANGED, _MEASURED = 2, 1, 2
 _ROUNDS, _CLEAR = 3, 1.1
 # The share of the compiled time that must be saved.
 _WORTH = 0.97
-# The most calls until kernels are all compiled, and calls of other functions until a trial is given up.
-_MOST_WARM, _MOST_OTHERS = 64, 64
+# The most calls until kernels are all loaded, those until programs are planned, and calls of other functions until a trial is given up. Where
+# sizes are new in every call, plans are part of its time.
+_MOST_WARM, _MOST_PLANNED, _MOST_OTHERS = 64, 8, 64
 
 
 class Way:
@@ -47,7 +48,7 @@ class Trial:
     def __init__(self, leader):
         self._leader = weakref.ref(leader)
         self._members = weakref.WeakSet([leader])
-        # The number of programs that were planned.
+        # The numbers of kernels that were loaded and of programs that were planned.
         self._known = None
         self._others = self._calls = self._warmed = 0
         self._until = None
@@ -93,11 +94,11 @@ class Trial:
         self._decide()
 
     def _is_warm(self):
-        """Returns whether the earlier calls have planned everything that is needed. Until then, measured times are
-        meaningless."""
-        programs = _core._compile_counters()[3]
-        if programs != self._known and self._warmed < _MOST_WARM:
-            self._known, self._calls = programs, 0
+        """Returns whether the earlier calls have loaded and planned everything that is needed. Until then, measured times
+        are meaningless."""
+        known = _core._loaded_kernel_count(), _core._compile_counters()[3] if self._warmed < _MOST_PLANNED else None
+        if known != self._known and self._warmed < _MOST_WARM:
+            self._known, self._calls = known, 0
         self._warmed += 1
         if self._calls < _WARM:
             return False

@@ -16,7 +16,8 @@ use thalweg_runtime::{Access, Buffer, Environment, Label, Stream};
 
 use super::launches::SharedLaunch;
 use super::taken::Taken;
-use super::window::{Deferral, Known, Window};
+use super::waiters::Known;
+use super::window::{Deferral, Window};
 use super::{count, is_backward, is_on, promised};
 use crate::storage::Storage;
 

@@ -7,7 +7,7 @@ use std::sync::Once;
 use thalweg_graph::{Program, Segment};
 use thalweg_runtime::{Environment, Label};
 
-use super::window::Waiting;
+use super::waiters::Waiting;
 
 /// Returns whether new programs are explained.
 pub(super) fn is_explained() -> bool {

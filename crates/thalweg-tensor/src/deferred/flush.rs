@@ -13,7 +13,8 @@ use super::again;
 use super::count;
 use super::explain::{explain, is_explained};
 use super::taken::Taken;
-use super::window::{Deferral, Known, Waiting, Window};
+use super::waiters::{Known, Waiting};
+use super::window::{Deferral, Window};
 use crate::storage::Storage;
 
 /// The number of programs that a thread keeps.
@@ -90,7 +91,7 @@ impl<'a> End<'a> {
 impl Window {
     /// Queues loops that waited.
     ///
-    /// When the outermost region ends, a [widening](Waiters::widening) loop whose result the other loops can do without waits on:
+    /// When the outermost region ends, a [widening](Taken::widening) loop whose result the other loops can do without waits on:
     /// it is computed within them, and again where the result is read later, if it ever is.
     pub(super) fn queue(&self, mut taken: Taken, end: End<'_>) -> Result<()> {
         let before = end.label();

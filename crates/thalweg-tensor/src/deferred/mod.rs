@@ -24,6 +24,7 @@ mod flush;
 mod gathered;
 mod launches;
 mod taken;
+mod waiters;
 mod window;
 
 use std::cell::{Cell, RefCell};

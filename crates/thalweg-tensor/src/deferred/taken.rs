@@ -8,7 +8,8 @@ use thalweg_ir::{DType, Node as Expression};
 use thalweg_ops::lower::LoopLaunch;
 use thalweg_runtime::Stream;
 
-use super::window::{Deferral, Known, Waiting};
+use super::waiters::{Known, Waiting};
+use super::window::Deferral;
 use crate::storage::Storage;
 
 /// Loops that have waited and are to run. The numbers of their memories are those of the segment: by first use.
@@ -32,9 +33,16 @@ pub(super) struct Widening {
 }
 
 impl Taken {
-    /// Returns no loops, of a stream.
-    pub fn on(stream: Option<Stream>) -> Self {
-        Self { stream, ..Self::default() }
+    /// Returns no loops of a stream, with room for `count`.
+    pub fn on(stream: Option<Stream>, count: usize) -> Self {
+        Self {
+            stream,
+            loops: Vec::with_capacity(count),
+            memories: Vec::with_capacity(4 * count),
+            numbers_of: Vec::with_capacity(count),
+            // A launch, and four operands with their offsets and memories.
+            key: Vec::with_capacity(20 * count),
+        }
     }
 
     /// Adds a memory. Returns its number.

@@ -486,7 +486,7 @@ fn kernels_that_are_compiled_at_the_same_time_run_in_their_order() {
     };
     let run = |threads: usize| {
         let driver = SimDriver::new(SimConfig { devices: 1, ..SimConfig::default() }).unwrap();
-        let environment = Environment { compile_threads: Some(threads), ..Environment::default() };
+        let environment = Environment { compile_threads: threads, ..Environment::default() };
         let device = Device::all_of(driver, &environment).unwrap().remove(0);
         let numbers: Vec<f32> = (0..64 * 1024).map(|place| (place % 97) as f32 / 50.0 - 1.0).collect();
         let x = Tensor::from_slice(&numbers, &[64, 1024], &device).unwrap();

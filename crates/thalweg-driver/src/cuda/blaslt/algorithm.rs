@@ -66,21 +66,35 @@ impl BlasLt {
             return Err(unsupported("the library has no such algorithm for these formats"));
         }
         self.api.configure(&mut algorithm, &wanted).map_err(|error| unsupported(&error.to_string()))?;
+        self.check(key, problem, &algorithm).map_err(|why| unsupported(&why))?;
+        Ok(algorithm)
+    }
+
+    /// Checks that the library has an algorithm for a product, and that the workspace suffices. The error is the reason.
+    pub(in crate::cuda) fn check(
+        &self,
+        key: &Key,
+        problem: &Problem,
+        algorithm: &Algorithm,
+    ) -> Result<(), String> {
+        let handle = self.handle(key.device).map_err(|error| error.to_string())?;
         let mut result = HeuristicResult::default();
         let Problem { descriptor, a, b, d } = problem;
         // SAFETY: all objects are alive, and one result is written.
         let checked = unsafe {
-            let (algorithm, result) = (&raw const algorithm, &raw mut result);
+            let (table, result) = (&self.api.table, &raw mut result);
             table.algorithm_check(handle, descriptor.raw, a.raw, b.raw, d.raw, d.raw, algorithm, result)
         };
         if !checked.is_success() || result.status != 0 {
-            return Err(unsupported("the library does not run it for this product on this device"));
+            return Err("the library does not run it for this product on this device".to_owned());
         }
-        if result.workspace_bytes as u64 > key.workspace_bytes {
-            let (needs, has) = (result.workspace_bytes, key.workspace_bytes);
-            return Err(unsupported(&format!("it needs a workspace of {needs} bytes and is given {has}")));
+        match result.workspace_bytes as u64 {
+            needs if needs > key.workspace_bytes => {
+                let has = key.workspace_bytes;
+                Err(format!("it needs a workspace of {needs} bytes and is given {has}"))
+            }
+            _ => Ok(()),
         }
-        Ok(algorithm)
     }
 }
 

@@ -6,10 +6,12 @@
 //! Everything that a product needs besides its addresses (descriptor, layouts, and the first algorithm of the library's
 //! heuristic) is a *plan*. It is kept under everything that the choice depends on: shapes, strides, formats, the alignment
 //! of the addresses, the workspace, the device. The same product therefore always runs the same algorithm in a process,
-//! captured or not, and returns the same bits.
+//! captured or not, and returns the same bits. Products of which only the number of rows differs a little have one algorithm
+//! ([`Key::coarse`]).
 
 pub(super) mod algorithm;
 pub(super) mod epilogue;
+mod key;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
@@ -18,13 +20,12 @@ use rustc_hash::FxHashMap;
 use thalweg_lock::{Mutex, RwLock};
 
 use self::epilogue::{ActivationKey, EPILOGUE_BIAS, epilogue_text};
+use self::key::Layout;
+pub(in crate::cuda) use self::key::{Key, alignment_of};
 use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
 use crate::cuda::sys::RawStream;
 use crate::cuda::table::{CallStatus, entry_points, function_at, numbers, text_at};
-use crate::library::{
-    Activation, ComputeFormat, ElementFormat, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix,
-    ReductionSchemes,
-};
+use crate::library::{Activation, ComputeFormat, ElementFormat, MatmulCall, MatmulEpilogue, Matrix};
 use crate::{Code, DevicePointer, Error, Result};
 
 /// `cublasLtMatmulAlgo_t`.
@@ -132,140 +133,6 @@ impl Drop for Owned {
     }
 }
 
-/// A matrix as the library sees it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Layout {
-    rows: u64,
-    columns: u64,
-    leading_dimension: u64,
-    batch_stride: u64,
-    transposed: bool,
-    /// The largest power of two, up to 256, that divides the address.
-    alignment_bytes: u32,
-}
-
-impl Layout {
-    /// Creates the layout of the transpose of a row-major operand of `rows` × `columns`.
-    fn new(matrix: &Matrix, rows: u64, columns: u64) -> Self {
-        // The stored matrix: a transposed operand has its numbers of rows and columns swapped.
-        let (rows, columns) = if matrix.transposed { (columns, rows) } else { (rows, columns) };
-        Self {
-            rows: columns,
-            columns: rows,
-            leading_dimension: matrix.leading_dimension,
-            batch_stride: matrix.batch_stride,
-            transposed: matrix.transposed,
-            alignment_bytes: alignment_of(matrix.address),
-        }
-    }
-
-    const fn operation(&self) -> u32 {
-        if self.transposed { OPERATION_TRANSPOSE } else { OPERATION_NONE }
-    }
-}
-
-/// Returns the largest power of two, up to 256, that divides an address.
-pub(in crate::cuda) fn alignment_of(address: DevicePointer) -> u32 {
-    1 << address.address().trailing_zeros().min(8)
-}
-
-/// A cache key: everything that the choice of an algorithm depends on. The operands are the library's: `a` is our `b`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(in crate::cuda) struct Key {
-    pub(in crate::cuda) device: u32,
-    a: Layout,
-    b: Layout,
-    d: Layout,
-    batch: i32,
-    pub(in crate::cuda) format: ElementFormat,
-    output_format: ElementFormat,
-    pub(in crate::cuda) compute: ComputeFormat,
-    has_addend: bool,
-    /// The alignment of the bias's address; 0 without a bias.
-    bias_alignment: u32,
-    activation: Option<ActivationKey>,
-    pub(in crate::cuda) workspace_bytes: u64,
-    reductions: ReductionSchemes,
-    algorithm: Option<MatmulAlgorithm>,
-}
-
-impl Key {
-    /// Creates the key of a call; the error is the reason why its shapes are invalid.
-    pub(in crate::cuda) fn new(device: u32, call: &MatmulCall) -> Result<Self, String> {
-        let (m, n, k) = (call.m, call.n, call.k);
-        let (a, b) = (Layout::new(&call.b, k, n), Layout::new(&call.a, m, k));
-        let d = Layout::new(&call.d, m, n);
-        if k == 0 {
-            return Err("k is 0: the product is a fill, which is another command".to_owned());
-        }
-        if call.d.transposed {
-            return Err("the output cannot be transposed".to_owned());
-        }
-        for (name, layout) in [("b", &a), ("a", &b), ("d", &d)] {
-            if layout.leading_dimension < layout.rows {
-                let (rows, leading) = (layout.rows, layout.leading_dimension);
-                return Err(format!("the rows of {name} have {rows} elements and are {leading} apart"));
-            }
-            let farthest = layout.leading_dimension.max(layout.batch_stride);
-            if i64::try_from(farthest).is_err() {
-                return Err(format!(
-                    "rows or matrices of {name} are {farthest} elements apart, more than 2^63 - 1"
-                ));
-            }
-        }
-        let batch = i32::try_from(call.batch).map_err(|_| {
-            format!("a batch of {} products: one call takes {} at most, so divide it", call.batch, i32::MAX)
-        })?;
-        if call.batch > 1 && d.batch_stride == 0 {
-            return Err("all outputs of the batch would lie in one place".to_owned());
-        }
-        if call.beta.is_nan() || call.alpha.is_nan() {
-            return Err("a factor is not a number".to_owned());
-        }
-        let is_plain = |factor: f64| factor == 0.0 || factor == 1.0;
-        if call.compute == ComputeFormat::F16 && !(is_plain(call.alpha) && is_plain(call.beta)) {
-            return Err("a product that is accumulated in 16-bit floats has factors of 0 or 1".to_owned());
-        }
-        let is_wide = call.output_format == ElementFormat::R_32F
-            && [ElementFormat::R_16F, ElementFormat::R_16BF].contains(&call.format);
-        if call.output_format != call.format && !is_wide {
-            return Err(format!(
-                "operands of format {} give no output of format {}",
-                call.format.0, call.output_format.0
-            ));
-        }
-        if call.epilogue.bias.is_some() && call.compute == ComputeFormat::F64 {
-            return Err("products in 64-bit floats take no bias".to_owned());
-        }
-        let workspace_bytes = call.workspace.map_or(0, |(_, bytes)| bytes);
-        Ok(Self {
-            device,
-            a,
-            b,
-            d,
-            batch,
-            format: call.format,
-            output_format: call.output_format,
-            compute: call.compute,
-            has_addend: call.beta != 0.0,
-            bias_alignment: call.epilogue.bias.map_or(0, alignment_of),
-            activation: ActivationKey::new(call)?,
-            workspace_bytes,
-            reductions: call.reductions,
-            algorithm: call.algorithm,
-        })
-    }
-
-    /// Returns the format of `alpha` and `beta`.
-    pub(in crate::cuda) fn scale(&self) -> ElementFormat {
-        match self.compute {
-            ComputeFormat::F64 => ElementFormat::R_64F,
-            ComputeFormat::F16 => ElementFormat::R_16F,
-            _ => ElementFormat::R_32F,
-        }
-    }
-}
-
 /// A product in the library's terms.
 pub(in crate::cuda) struct Problem {
     pub(in crate::cuda) descriptor: Owned,
@@ -290,6 +157,8 @@ pub(in crate::cuda) struct BlasLt {
     /// One handle per device, made in its context.
     handles: Vec<OnceLock<usize>>,
     plans: RwLock<FxHashMap<Key, Arc<MatmulPlan>>>,
+    /// The algorithms that the library has named, by [coarse](Key::coarse) keys.
+    algorithms: RwLock<FxHashMap<Key, Algorithm>>,
 }
 
 fn describe(call: &MatmulCall) -> String {
@@ -323,7 +192,8 @@ impl BlasLt {
             )
         };
         let handles = (0..devices).map(|_| OnceLock::new()).collect();
-        Ok(Self { api: Arc::new(Api { table, status_name, version }), handles, plans: RwLock::default() })
+        let api = Arc::new(Api { table, status_name, version });
+        Ok(Self { api, handles, plans: RwLock::default(), algorithms: RwLock::default() })
     }
 
     /// Returns the library's version, in its own numbering.
@@ -425,9 +295,35 @@ impl BlasLt {
         let problem = self.problem(key, epilogue)?;
         let algorithm = match key.algorithm {
             Some(algorithm) => self.configured(key, &problem, algorithm)?,
-            None => self.heuristic(key, &problem, 1)?[0].algorithm,
+            None => self.chosen(key, epilogue, &problem)?,
         };
         Ok(MatmulPlan { problem, epilogue: Mutex::new(()), algorithm })
+    }
+
+    /// Returns the algorithm that the library names for the coarse key, or, if the product needs another, the one for its own.
+    fn chosen(&self, key: &Key, epilogue: &MatmulEpilogue, problem: &Problem) -> Result<Algorithm> {
+        let coarse = key.coarse();
+        if coarse == *key {
+            return Ok(self.heuristic(key, problem, 1)?[0].algorithm);
+        }
+        let known = self.algorithms.read().get(&coarse).copied();
+        let named = || -> Result<Algorithm> {
+            Ok(self.heuristic(&coarse, &self.problem(&coarse, epilogue)?, 1)?[0].algorithm)
+        };
+        let Ok(algorithm) = known.map_or_else(named, Ok) else {
+            return Ok(self.heuristic(key, problem, 1)?[0].algorithm);
+        };
+        if known.is_none() {
+            let mut algorithms = self.algorithms.write();
+            if algorithms.len() >= PLANS {
+                algorithms.clear();
+            }
+            algorithms.insert(coarse, algorithm);
+        }
+        match self.check(key, problem, &algorithm) {
+            Ok(()) => Ok(algorithm),
+            Err(_) => Ok(self.heuristic(key, problem, 1)?[0].algorithm),
+        }
     }
 
     /// Returns a product in the library's terms.
@@ -606,6 +502,7 @@ impl BlasLt {
 mod tests {
     use super::*;
     use crate::cuda::blaslt::epilogue::{EPILOGUE_RELU_GRADIENT, EPILOGUE_RELU_KEPT};
+    use crate::library::ReductionSchemes;
     use crate::library::{ActivationPass, MatmulActivation};
 
     fn matrix(leading_dimension: u64, transposed: bool) -> Matrix {
@@ -734,6 +631,31 @@ mod tests {
             refuse(|c| c.epilogue.activation.as_mut().unwrap().kept = DevicePointer::new(8))
                 .contains("16 bytes")
         );
+    }
+
+    #[test]
+    fn products_whose_rows_differ_a_little_take_one_algorithm() {
+        let coarse = |m: u64, n: u64, k: u64, turn_a: bool, turn_b: bool| {
+            let mut call = call(m, n, k);
+            call.a = matrix(if turn_a { m } else { k }, turn_a);
+            call.b = matrix(if turn_b { k } else { n }, turn_b);
+            Key::new(0, &call).expect("it is possible").coarse()
+        };
+        for turn_b in [false, true] {
+            let of = |m: u64| coarse(m, 512, 256, false, turn_b);
+            assert_eq!((of(3990), of(4090)), (of(4096), of(4096)));
+            assert_ne!(of(3900), of(4096));
+            assert_ne!(of(127), of(128));
+            assert_eq!(coarse(4096, 512, 256, false, turn_b).d.columns, 4096);
+        }
+        // What is summed is of no matrix's rows, so it is rounded; what both outputs' rows and another matrix's are is not.
+        assert_eq!(coarse(512, 256, 3990, true, false), coarse(512, 256, 4096, true, false));
+        assert_ne!(coarse(3990, 512, 256, true, false), coarse(4096, 512, 256, true, false));
+        assert_ne!(coarse(512, 3990, 256, false, false), coarse(512, 4096, 256, false, false));
+        assert_ne!(coarse(512, 512, 3990, false, false), coarse(512, 512, 4096, false, false));
+        let sizes: std::collections::HashSet<u64> = (129..1 << 20).map(key::rounded).collect();
+        assert!(sizes.len() <= 16 * 13 && sizes.iter().all(|&size| key::rounded(size) == size));
+        assert!((129..1 << 20).all(|size| (size..=size + size / 16 + 1).contains(&key::rounded(size))));
     }
 
     #[test]
