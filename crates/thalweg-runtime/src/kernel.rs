@@ -88,8 +88,7 @@ impl Device {
 
     /// Returns whether kernels that are expected are compiled in the background ([`expect_kernel`](Self::expect_kernel)).
     pub fn compiles_in_background(&self) -> bool {
-        matches!(self.properties().image_kind, ImageKind::Cubin(_))
-            && self.environment().compile_threads > 1
+        matches!(self.properties().image_kind, ImageKind::Cubin(_)) && self.environment().compile_threads > 1
     }
 
     /// Compiles a kernel in the background, because a later launch is expected to need it. Does nothing if it is loaded, or if kernels

@@ -96,7 +96,7 @@ pub fn unused_tests(manifest: &str, source: &str, in_integration: bool) -> Optio
 fn internal_without_version(manifest: &str) -> Vec<usize> {
     let lines = (1..).zip(manifest.lines());
     lines
-        .filter(|(_, line)| line.contains("path = ") && !line.contains("version = "))
+        .filter(|(_, line)| line.contains(" path = ") && !line.contains("version = "))
         .map(|(n, _)| n)
         .collect()
 }

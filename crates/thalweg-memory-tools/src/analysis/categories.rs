@@ -134,7 +134,7 @@ fn built_in_of(frame: &FrameView<'_>) -> usize {
         "communication"
     } else if matches!(name, "_apply" | "reset_parameters" | "load_state_dict" | "from_pretrained")
         || is_in("nn/parameter.py")
-        || (name == "__init__" && is_in("nn/modules/"))
+        || (name == "__init__" && is_in("/nn/"))
     {
         "parameters"
     } else if name == "forward" {
@@ -184,6 +184,8 @@ mod tests {
         assert_eq!(named(&built_in, &[forward, ("torch/autograd/__init__.py", "backward")]), "gradients");
         assert_eq!(named(&built_in, &[("/lib/torch/nn/modules/module.py", "_apply")]), "parameters");
         assert_eq!(named(&built_in, &[("D:\\lib\\torch\\nn\\modules\\linear.py", "__init__")]), "parameters");
+        let layers = "/lib/thalweg/nn/layers.py";
+        assert_eq!(named(&built_in, &[(layers, "_empty"), (layers, "__init__"), forward]), "parameters");
         assert_eq!(named(&built_in, &[("train.py", "main")]), "other");
         assert_eq!(named(&built_in, &[]), "no stack recorded");
     }

@@ -8,6 +8,10 @@ import sys
 
 NAMES = {"gpt2": "GPT-2", "bert": "BERT", "llama": "Llama", "resnet": "ResNet", "unet": "U-Net", "lstm": "LSTM", "graph": "graph network"}
 WIDTH, HEIGHT, GAP = 200, 120, 30
+STYLE = (
+    "<style>text { fill: #161b22 } .panel { fill: #fff } .theirs { stroke: #bbb } .ours { stroke: #c22 } "
+    "@media (prefers-color-scheme: dark) { text { fill: #e8ecf2 } .panel { fill: #151920 } .theirs { stroke: #667 } .ours { stroke: #f66 } }</style>"
+)
 
 
 def panel(name, title, left, top):
@@ -27,17 +31,20 @@ def panel(name, title, left, top):
     return [
         f'<text x="{left}" y="{top - 6}">{text}</text>',
         f'<path d="M{left},{top}v{HEIGHT}h{WIDTH}" fill="none" stroke="#888"/>',
-        line(1, 'stroke="#bbb" stroke-width="6"'),
-        line(0, 'stroke="#c22" stroke-width="1.5"'),
+        line(1, 'class="theirs" stroke-width="6"'),
+        line(0, 'class="ours" stroke-width="1.5"'),
     ]
 
 
 def main():
     columns, rows = 3, -(-len(NAMES) // 3)
     width, height = columns * (WIDTH + 2 * GAP), rows * (HEIGHT + 2 * GAP) + GAP
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="9">']
-    parts.append(f'<rect width="{width}" height="{height}" fill="#fff"/>')
-    parts.append(f'<text x="{GAP}" y="18" font-size="12">Loss of fifty steps in float32 from the same weights: PyTorch (grey), Thalweg (red)</text>')
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="9" role="img" aria-labelledby="name">',
+        STYLE,
+        '<rect class="panel" width="100%" height="100%"/>',
+        f'<text id="name" x="{GAP}" y="18" font-size="12">Loss of fifty steps in float32 from the same weights: PyTorch (grey), Thalweg (red)</text>',
+    ]
     for number, (name, title) in enumerate(NAMES.items()):
         column, row = number % columns, number // columns
         parts += panel(name, title, GAP + column * (WIDTH + 2 * GAP), 2 * GAP + row * (HEIGHT + 2 * GAP))

@@ -7,7 +7,7 @@ use thalweg_runtime::{Device, Environment, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 
-const MIB: u64 = 1 << 20;
+const KIB: u64 = 1 << 10;
 
 fn allocated(device: &Device) -> u64 {
     device.allocator().statistics().allocated_bytes.all.current
@@ -37,32 +37,32 @@ fn held_beside(parameters: u64, shape: &[usize], function: impl FnOnce(&Tensor) 
 
 #[test]
 fn convolutions_keep_no_columns() {
-    let images = [16, 16, 32, 32];
+    let images = [4, 16, 16, 16];
     let weight = |device: &Device| leaf(&[16, 16, 3, 3], device);
     // A weight of 9 KiB, as it is rounded up.
-    let one = 9 << 10;
+    let one = 9 * KIB;
     let options = ConvOptions { padding: [1; 2], ..ConvOptions::default() };
     // PyTorch: nothing except images, weight and result.
-    assert_eq!(held_beside(one, &images, |x| conv2d(x, &weight(x.device()), None, options)), MIB);
+    assert_eq!(held_beside(one, &images, |x| conv2d(x, &weight(x.device()), None, options)), 64 * KIB);
     // PyTorch: the three results of relu, of which the last is the result.
     let three = |x: &Tensor| {
         (0..3).try_fold(x.clone(), |x, _| conv2d(&x, &weight(x.device()), None, options)?.relu())
     };
-    assert_eq!(held_beside(3 * one, &images, three), 3 * MIB);
+    assert_eq!(held_beside(3 * one, &images, three), 3 * 64 * KIB);
 }
 
 #[test]
 fn activations_keep_what_the_next_layer_keeps() {
-    let weight = |device: &Device| leaf(&[256, 256], device);
+    let weight = |device: &Device| leaf(&[64, 64], device);
     let layers = |x: &Tensor, activation: &dyn Fn(&Tensor) -> Result<Tensor>| {
         (0..3).try_fold(x.clone(), |x, _| activation(&linear(&x, &weight(x.device()), None)?))
     };
-    let weights = 3 * (256 << 10);
+    let weights = 3 * 16 * KIB;
     // PyTorch: 3 of each.
     type Activation = fn(&Tensor) -> Result<Tensor>;
     let all: [Activation; 4] = [Tensor::relu, Tensor::tanh, Tensor::sigmoid, |x| x.softmax(1)];
     for activation in all {
-        assert_eq!(held_beside(weights, &[1024, 256], |x| layers(x, &activation)), 3 * MIB);
+        assert_eq!(held_beside(weights, &[256, 64], |x| layers(x, &activation)), 3 * 64 * KIB);
     }
 }
 
@@ -83,8 +83,8 @@ fn operators_that_can_keep_their_result_do() {
     ];
     for (name, operator) in all {
         // Nothing else keeps the tensor: only the result remains.
-        let held = held(&[1024, 256], |x| operator(&x.mul_scalar(2.0)?));
-        assert_eq!(held, MIB, "{name}");
+        let held = held(&[256, 64], |x| operator(&x.mul_scalar(2.0)?));
+        assert_eq!(held, 64 * KIB, "{name}");
     }
 }
 
@@ -92,11 +92,11 @@ fn operators_that_can_keep_their_result_do() {
 fn fused_attention_keeps_its_result_and_a_number_per_query() {
     // (tokens, heads, 3, features): the 16-bit input is 384 KiB, the result 128 KiB, with 8 KiB of logarithms.
     let half = |x: &Tensor| packed_attention(&x.to_dtype(DType::Bf16)?, true);
-    assert_eq!(held(&[256, 8, 3, 32], half), (384 + 128 + 8) << 10);
+    assert_eq!(held(&[256, 8, 3, 32], half), (384 + 128 + 8) * KIB);
 }
 
 #[test]
 fn attention_keeps_its_weights_and_not_its_scores() {
-    // (tokens, heads, 3, features): weights of 8 · 256 · 256 are 2 MiB, the result is 256 KiB.
-    assert_eq!(held(&[256, 8, 3, 32], |x| packed_attention(x, true)), 2 * MIB + (256 << 10));
+    // (tokens, heads, 3, features): weights of 8 · 128 · 128 are 512 KiB, the result is 128 KiB.
+    assert_eq!(held(&[128, 8, 3, 32], |x| packed_attention(x, true)), (512 + 128) * KIB);
 }

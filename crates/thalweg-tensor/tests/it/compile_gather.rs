@@ -76,7 +76,7 @@ const FUNCTIONS: [(&str, Function); 10] = [
 
 #[test]
 fn what_is_gathered_has_the_bits_of_eager_calls() {
-    let (nodes, edges) = (700, 9_000);
+    let (nodes, edges) = (300, 4_000);
     let lists = [indices(edges, nodes, 1), indices(edges, nodes, 2)];
     for (number, dtype) in [DType::F32, DType::Bf16, DType::F64, DType::I64].into_iter().enumerate() {
         for width in [64, 34] {

@@ -182,11 +182,13 @@ fn normal_numbers_have_a_variance_of_one() {
 /// Returns the transform by its definition, in f64.
 fn plain_transform(numbers: &[(f64, f64)], sign: f64) -> Vec<(f64, f64)> {
     let size = numbers.len();
+    let roots: Vec<(f64, f64)> =
+        (0..size).map(|t| (sign * std::f64::consts::TAU * t as f64 / size as f64).sin_cos()).collect();
     (0..size)
         .map(|k| {
             numbers.iter().enumerate().fold((0.0, 0.0), |(re, im), (t, &(a, b))| {
-                let angle = sign * std::f64::consts::TAU * ((t * k) % size) as f64 / size as f64;
-                (re + a * angle.cos() - b * angle.sin(), im + a * angle.sin() + b * angle.cos())
+                let (sin, cos) = roots[(t * k) % size];
+                (re + a * cos - b * sin, im + a * sin + b * cos)
             })
         })
         .collect()

@@ -161,12 +161,12 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
     list
 }
 
-/// Adds the kernels of an operator, by name. If there are several classes, each signature is compiled with every second class,
-/// alternately with the other half. Each operator then has every class and every dtype, and the complete table has every pair of
-/// class and dtype.
+/// Adds the kernels of an operator, by name. If there are several classes, each signature is compiled with one of them, in turn (with
+/// several, if there are fewer signatures than classes). Each operator then has every class and every dtype, and the complete table
+/// has every pair of class and dtype.
 fn kernels(number: usize, operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
     let signatures = signatures(operator);
-    let has_turns = signatures.len() > 1 && !compiles_everything();
+    let (count, has_turns) = (signatures.len(), !compiles_everything());
     for (turn, signature) in (number..).zip(signatures) {
         let mut bodies =
             vec![(operator.name.to_owned(), forward(operator, &signature).body.as_ref().clone())];
@@ -184,7 +184,7 @@ fn kernels(number: usize, operator: &'static LoopOp, found: &mut BTreeMap<String
         }
         for (name, body) in bodies {
             let spaces = spaces(operator, &body);
-            let step = if has_turns && spaces.len() > 1 { 2 } else { 1 };
+            let step = if has_turns { spaces.len().min(count) } else { 1 };
             for (rows, inner, transposed) in spaces.into_iter().skip(turn % step).step_by(step) {
                 let class = plan(&body, &iteration(&body, &rows, &inner, transposed)).class;
                 let kernel = kernel(&name, signature.compute, body.clone(), class);
