@@ -127,7 +127,7 @@ def compile(model=None, *, fullgraph=False, dynamic=None, backend="inductor", mo
     `fullgraph` it is an error. With the options "max_autotune" and "numerics", which is "fast" then, products use the algorithm that
     was measured to be the fastest, whose bits may differ. `THALWEG_EXPLAIN=compile` shows what became one kernel, and what is not captured.
 
-    On a GPU, about 20 calls find out whether a function is faster compiled or as it is written, which it is if the host takes longer than the
+    On a GPU, some 10 to 20 calls find out whether a function is faster compiled or as it is written, which it is if the host takes longer than the
     GPU, and the faster way remains. With the option "adaptive", which is False then, it is always compiled."""
     check(backend, mode, options)
     if model is None:

@@ -13,6 +13,8 @@ from . import _core
 
 # The calls in a row for which nothing is planned before the first measurement, those after each change of the way, and those of a measurement.
 _WARM, _CHANGED, _MEASURED = 2, 1, 2
+# The seconds of a call from which on one call is a measurement.
+_LONG = 0.005
 # The measurements of each way; two are enough if one way is faster by this factor in both.
 _ROUNDS, _CLEAR = 3, 1.1
 # The share of the compiled time that must be saved.
@@ -49,12 +51,13 @@ class Trial:
         self._leader = weakref.ref(leader)
         self._members = weakref.WeakSet([leader])
         # The numbers of kernels that were loaded and of programs that were planned.
-        self._known = None
+        self._known = None, None
         self._others = self._calls = self._warmed = 0
         self._until = None
         self._start = None
         self._compiles = True
         self._times = {True: [], False: []}
+        self._measured = _MEASURED
 
     def is_led_by(self, way):
         """Returns whether the trial counts the calls of this function."""
@@ -87,18 +90,23 @@ class Trial:
             return
         _core._await_gpu()
         if self._start is None:
-            self._start, self._calls, self._until = time.perf_counter(), 1, _MEASURED
+            self._start, self._calls, self._until = time.perf_counter(), 1, self._measured
             return
-        self._times[self._compiles].append(time.perf_counter() - self._start)
+        seconds = (time.perf_counter() - self._start) / self._measured
+        self._times[self._compiles].append(seconds)
+        if seconds > _LONG:
+            self._measured = 1
         self._start = None
         self._decide()
 
     def _is_warm(self):
         """Returns whether the earlier calls have loaded and planned everything that is needed. Until then, measured times
         are meaningless."""
-        known = _core._loaded_kernel_count(), _core._compile_counters()[3] if self._warmed < _MOST_PLANNED else None
-        if known != self._known and self._warmed < _MOST_WARM:
-            self._known, self._calls = known, 0
+        known = _core._loaded_kernel_count(), _core._compile_counters()[3]
+        has_loaded, has_planned = (now != former for now, former in zip(known, self._known))
+        if has_loaded and self._warmed < _MOST_WARM or has_planned and self._warmed < _MOST_PLANNED:
+            self._calls = 0
+        self._known = known
         self._warmed += 1
         if self._calls < _WARM:
             return False
