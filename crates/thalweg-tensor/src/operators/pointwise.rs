@@ -480,7 +480,10 @@ fn clamp<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
             refuse!("torch.clamp: At least one of 'min' or 'max' must not be None");
         }
     };
-    representable(lowered)
+    // Bounds are numbers of the result's dtype, also where 16-bit floats are computed in 32 bits.
+    let common = signature(lowered.operator, &lowered.tensors, &lowered.arguments)?.common;
+    lowered.arguments.scalars.iter().try_for_each(|&bound| convertible(bound, common).map(drop))?;
+    Ok(lowered)
 }
 
 /// Returns the loop of a clamp whose gradient at the bounds is 0. If the result shows where they were reached, it is kept, and not the input.

@@ -619,7 +619,7 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
 def pad(input, pad, mode="constant", value=None):
     """Returns the input with elements added before and after its last dimensions, the last one first."""
     if mode == "constant":
-        return _core.constant_pad_nd(input, list(pad), 0 if value is None else value)
+        return _core.constant_pad_nd(input, list(pad), 0.0 if value is None else float(value))
     names = {"reflect": "reflection", "replicate": "replication", "circular": ""}
     _checks.check_pad(input, pad, mode, value, names)
     if mode == "circular":
