@@ -1,5 +1,6 @@
 //! [`Sizes`]: the segments that a program has for other values of one size, learned from two of them.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use thalweg_ops::Placement;
@@ -39,10 +40,22 @@ impl Sizes {
         (old > 0 && new > 0 && sizes.at(new).is_some()).then_some(sizes)
     }
 
+    /// Returns whether a segment is of the family, with a size among which the [others](Self::others) are.
+    pub fn covers(&self, segment: &Segment) -> bool {
+        let size = Self::between(&self.former, segment).map(|sizes| sizes.base[1]);
+        size.is_some_and(|size| self.range().contains(&size))
+    }
+
+    /// The sizes from half of the smaller one that was seen to twice the larger one.
+    fn range(&self) -> RangeInclusive<u64> {
+        let [old, new] = self.base;
+        (old.min(new) / 2).max(1)..=old.max(new).saturating_mul(2)
+    }
+
     /// Returns sizes around those that were seen: four for each power of two, of every divisibility that plans distinguish.
     pub fn others(&self) -> impl Iterator<Item = u64> {
-        let [old, new] = self.base;
-        let (least, most) = ((old.min(new) / 2).max(1), old.max(new).saturating_mul(2));
+        let range = self.range();
+        let most = *range.end();
         let octaves = (0..u64::BITS - most.leading_zeros()).map(move |shift| most >> shift);
         let quarters = octaves.flat_map(|top| [8, 7, 6, 5].map(|eighths| top.saturating_mul(eighths) / 8));
         quarters
@@ -50,7 +63,7 @@ impl Sizes {
                 let whole = size / 8 * 8;
                 [whole, whole + 4, whole + 2, whole + 1]
             })
-            .filter(move |size| (least..=most).contains(size))
+            .filter(move |size| range.contains(size))
             .take(MOST_OTHERS)
     }
 

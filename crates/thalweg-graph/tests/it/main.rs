@@ -336,9 +336,12 @@ fn two_sizes_of_a_program_show_all_others() {
         for size in others.into_iter().chain([old as u64, new as u64]) {
             let found = sizes.at(size).expect("it is of the family");
             assert_eq!(text(&found), text(&program(size as usize, 32)), "{old} {new} {size}");
+            assert!(sizes.covers(&found) || size == old as u64, "{old} {new} {size}");
             plan(&found, &MACHINE);
         }
     }
+    let sizes = Sizes::between(&program(64, 32), &program(128, 32)).expect("they differ in one size");
+    assert!(!sizes.covers(&program(257, 32)) && !sizes.covers(&program(128, 33)));
     assert!(Sizes::between(&program(64, 32), &program(64, 32)).is_none(), "nothing differs");
     assert!(Sizes::between(&program(64, 32), &program(128, 96)).is_none(), "two sizes differ");
     let mut other = program(128, 32);

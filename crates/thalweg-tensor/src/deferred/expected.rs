@@ -12,9 +12,9 @@ use thalweg_runtime::{Device, DevicePointer};
 
 use super::flush::machine_of;
 
-/// The most segments of a kind that are kept, the most times that kernels are expected for one, and the most kinds.
+/// The most segments and families of a kind that are kept, and the most kinds.
 const SEGMENTS_KEPT: usize = 16;
-const MOST_EXPECTED: usize = 4;
+const FAMILIES_KEPT: usize = 4;
 const KINDS_KEPT: usize = 1 << 10;
 
 /// The segments of a kind: those whose loops have the same bodies.
@@ -22,7 +22,8 @@ const KINDS_KEPT: usize = 1 << 10;
 struct Kind {
     /// Segments, with the region in which each was first planned.
     segments: Vec<(u64, Segment)>,
-    expected: usize,
+    /// The families whose kernels are expected.
+    families: Vec<Sizes>,
 }
 
 thread_local! {
@@ -50,12 +51,12 @@ pub(super) fn note(segment: &Segment, device: &Device) {
             kinds.clear();
         }
         let kind = kinds.entry(key).or_default();
-        let earlier = kind.segments.iter().rev().filter(|(planned, _)| *planned < region);
-        let sizes = match kind.expected < MOST_EXPECTED {
-            true => earlier.filter_map(|(_, earlier)| Sizes::between(earlier, segment)).next(),
-            false => None,
-        };
-        kind.expected += usize::from(sizes.is_some());
+        if kind.families.len() >= FAMILIES_KEPT || kind.families.iter().any(|family| family.covers(segment)) {
+            return None;
+        }
+        let mut earlier = kind.segments.iter().rev().filter(|(planned, _)| *planned < region);
+        let sizes = earlier.find_map(|(_, earlier)| Sizes::between(earlier, segment));
+        kind.families.extend(sizes.clone());
         if kind.segments.len() < SEGMENTS_KEPT {
             kind.segments.push((region, segment.clone()));
         }
