@@ -58,6 +58,11 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Send + 'static> Ahead<K, T> {
         self.state.lock().entries.contains_key(key)
     }
 
+    /// Returns whether a thread makes a value, or has made it.
+    pub(crate) fn is_begun(&self, key: &K) -> bool {
+        matches!(self.state.lock().entries.get(key), Some(Entry::Running | Entry::Made(_)))
+    }
+
     /// Keeps a value that was made, unless a thread is making it.
     pub(crate) fn put(&self, key: K, value: T) {
         let mut state = self.state.lock();
@@ -74,8 +79,7 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Send + 'static> Ahead<K, T> {
         most_threads: usize,
         make: impl FnOnce() -> T + Send + 'static,
     ) {
-        static WAITS: OnceLock<bool> = OnceLock::new();
-        let waits = *WAITS.get_or_init(|| thalweg_driver::at_exit(wait_at_exit));
+        let waits = end_waits();
         let mut state = self.state.lock();
         if !waits || state.entries.contains_key(&key) || ENDS.load(Ordering::SeqCst) {
             return;
@@ -137,6 +141,44 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Send + 'static> Ahead<K, T> {
             };
             self.done.notify_all();
         }
+    }
+}
+
+/// Makes a process that ends wait for the jobs that run. Returns whether it does.
+fn end_waits() -> bool {
+    static WAITS: OnceLock<bool> = OnceLock::new();
+    *WAITS.get_or_init(|| thalweg_driver::at_exit(wait_at_exit))
+}
+
+/// Work that decides what is made ahead.
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Such work, oldest first, and whether a thread does it.
+static WORK: Mutex<(VecDeque<Work>, bool)> = Mutex::new((VecDeque::new(), false));
+
+/// Runs work in the background, one after the other on one thread, unless the process ends. Does not block.
+pub(crate) fn in_background(work: impl FnOnce() + Send + 'static) {
+    if !end_waits() {
+        return;
+    }
+    let mut queue = WORK.lock();
+    queue.0.push_back(Box::new(work));
+    if !queue.1 {
+        let thread = std::thread::Builder::new().name("thalweg-prepare".to_owned());
+        queue.1 = thread.spawn(work_in_background).is_ok();
+    }
+}
+
+fn work_in_background() {
+    loop {
+        let mut queue = WORK.lock();
+        let Some(work) = queue.0.pop_front() else {
+            queue.1 = false;
+            return;
+        };
+        drop(queue);
+        // The hook has reported a panic; nothing else is lost than what would have been ready.
+        let _ = Running::begin().map(|_running| catch_unwind(AssertUnwindSafe(work)));
     }
 }
 
@@ -203,6 +245,20 @@ mod tests {
     }
 
     #[test]
+    fn work_in_the_background_runs_in_order_after_a_panic_too() {
+        let (done, results) = mpsc::channel();
+        for number in 0..100 {
+            let done = done.clone();
+            in_background(move || {
+                done.send(number).unwrap();
+                assert_ne!(number, 50, "work of a test");
+            });
+        }
+        let found: Vec<i32> = results.iter().take(100).collect();
+        assert_eq!(found, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn who_takes_what_a_thread_makes_waits_for_it() {
         let ahead = Arc::new(Ahead::<u8, &str>::default());
         let (begun, has_begun) = mpsc::channel();
@@ -213,10 +269,14 @@ mod tests {
             "made"
         });
         has_begun.recv().unwrap();
-        assert!(ahead.contains(&1));
+        assert!(ahead.contains(&1) && ahead.is_begun(&1));
         ahead.put(1, "made elsewhere");
         // The only thread is busy: this value is made by the one who takes it.
         ahead.expect(2, 1, || "taken early");
+        ahead.expect(3, 1, || "made later");
+        assert!(ahead.contains(&3) && !ahead.is_begun(&3));
+        ahead.put(3, "made first");
+        assert!(ahead.is_begun(&3) && ahead.take(&3) == Some("made first"));
         assert_eq!(ahead.take(&2), Some("taken early"));
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| ahead.take(&1));

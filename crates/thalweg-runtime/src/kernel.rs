@@ -13,6 +13,7 @@ use thalweg_driver::{Code, ComputeCapability, FunctionHandle, HostKernel, HostMo
 use thalweg_ir::Kernel;
 use thalweg_kernels::NativeKernel;
 
+use crate::ahead::in_background;
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
 use crate::invalid;
@@ -64,10 +65,10 @@ impl Device {
     }
 
     /// Compiles kernels at the same time, by several threads (`THALWEG_COMPILE_THREADS`). [`Device::kernel`] takes their code when it
-    /// loads them. Leaves out those that were expected, which are compiled already or in the background. *Blocks* until all others are
-    /// compiled. An error is not reported here: the kernel is compiled again when it is loaded.
+    /// loads them. Leaves out those that are compiled already or at this moment in the background; those that only wait for that are
+    /// compiled here. *Blocks* until all are compiled but those in the background. An error is not reported here: the kernel is compiled again when it is loaded.
     pub fn compile_ahead(&self, mut kernels: Vec<(KernelKey, Kernel)>) {
-        kernels.retain(|(key, _)| !self.kernels().ahead.contains(key));
+        kernels.retain(|(key, _)| !self.kernels().ahead.is_begun(key));
         let threads = self.environment().compile_threads.min(kernels.len());
         if threads < 2 {
             return;
@@ -89,6 +90,13 @@ impl Device {
     /// Returns whether kernels that are expected are compiled in the background ([`expect_kernel`](Self::expect_kernel)).
     pub fn compiles_in_background(&self) -> bool {
         matches!(self.properties().image_kind, ImageKind::Cubin(_)) && self.environment().compile_threads > 1
+    }
+
+    /// Runs work that decides which kernels are expected ([`expect_kernel`](Self::expect_kernel)), one after the other on a thread of its
+    /// own. Does not block. A process that ends waits for the work that runs, and begins no other.
+    pub fn prepare_in_background(&self, work: impl FnOnce(&Device) + Send + 'static) {
+        let device = self.clone();
+        in_background(move || work(&device));
     }
 
     /// Compiles a kernel in the background, because a later launch is expected to need it. Does nothing if it is loaded, or if kernels

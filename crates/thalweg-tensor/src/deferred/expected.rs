@@ -1,7 +1,7 @@
 //! Kernels for sizes that a compiled function has not had yet.
 //!
 //! The second size of a segment shows how its extents depend on it ([`Sizes`]). Segments of further sizes are planned then, and the kernels
-//! that they need are compiled in the background, so that they are there when such a size comes.
+//! that they need are compiled, all in the background, so that they are there when such a size comes.
 
 use std::cell::{Cell, RefCell};
 
@@ -63,10 +63,12 @@ pub(super) fn note(segment: &Segment, device: &Device) {
         sizes
     });
     let Ok(Some(sizes)) = found else { return };
-    let machine = machine_of(device);
-    for segment in sizes.others().filter_map(|size| sizes.at(size)) {
-        expect_kernels(&plan(&segment, &machine), &segment, device);
-    }
+    device.prepare_in_background(move |device| {
+        let machine = machine_of(device);
+        for segment in sizes.others().filter_map(|size| sizes.at(size)) {
+            expect_kernels(&plan(&segment, &machine), &segment, device);
+        }
+    });
 }
 
 /// Compiles the kernels of a program in the background.
