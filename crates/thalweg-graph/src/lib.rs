@@ -24,7 +24,6 @@ mod parts;
 mod program;
 mod record;
 mod segment;
-mod sizes;
 mod twins;
 
 pub use fuse::Refusal;
@@ -32,4 +31,3 @@ pub use grouping::Apart;
 pub use machine::Machine;
 pub use program::{Program, Step, plan};
 pub use segment::{Lifetime, Memory, Node, Operand, Segment};
-pub use sizes::Sizes;

@@ -9,7 +9,7 @@ use pyo3::types::{PyComplex, PyFloat, PyInt, PyNotImplemented};
 use thalweg::{DType, Device, Scalar, Tensor, c128};
 
 use crate::call::Passed;
-use crate::convert::{number_beside, number_object, read_complex, read_scalar, tensor_of};
+use crate::convert::{filled, number_beside, number_object, read_complex, read_scalar, tensor_of};
 use crate::failure::{left_out, run, runtime, type_error, value_error};
 use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
@@ -35,7 +35,13 @@ fn number_on(
         None => read_scalar(value, false)?,
     };
     let Some(number) = number else { return Ok(None) };
-    run(py, || Tensor::full(&[], number, dtype, device)).map(Some)
+    // As in PyTorch, only a 16-bit float is infinite beyond its range.
+    let is_lenient = dtype.is_floating_point() && dtype.size_bytes() == 2;
+    let made = || match is_lenient {
+        true => filled(number, dtype, device),
+        false => Tensor::full(&[], number, dtype, device),
+    };
+    run(py, made).map(Some)
 }
 
 /// Calls a function of the table by its number.

@@ -77,7 +77,7 @@ def test_masked_assignment_is_a_fill():
     assert value.grad.item() == 3 and y.tolist() == [2, 0, 2, 2]
     with raises(IndexError, "mask"):
         x[th.tensor([True, False, True])] = 1
-    for dtype, number in ((th.uint8, 300), (th.int8, -129), (th.int32, 2 ** 40), (th.float32, 1e300), (th.float16, 1e6)):
+    for dtype, number in ((th.uint8, 300), (th.int8, -129), (th.int32, 2 ** 40), (th.float32, 1e300)):
         narrow = th.zeros(2, dtype=dtype)
         with raises(RuntimeError, "without overflow"):
             narrow[0] = number

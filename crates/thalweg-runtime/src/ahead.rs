@@ -79,7 +79,8 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Send + 'static> Ahead<K, T> {
         most_threads: usize,
         make: impl FnOnce() -> T + Send + 'static,
     ) {
-        let waits = end_waits();
+        static WAITS: OnceLock<bool> = OnceLock::new();
+        let waits = *WAITS.get_or_init(|| thalweg_driver::at_exit(wait_at_exit));
         let mut state = self.state.lock();
         if !waits || state.entries.contains_key(&key) || ENDS.load(Ordering::SeqCst) {
             return;
@@ -144,44 +145,6 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Send + 'static> Ahead<K, T> {
     }
 }
 
-/// Makes a process that ends wait for the jobs that run. Returns whether it does.
-fn end_waits() -> bool {
-    static WAITS: OnceLock<bool> = OnceLock::new();
-    *WAITS.get_or_init(|| thalweg_driver::at_exit(wait_at_exit))
-}
-
-/// Work that decides what is made ahead.
-type Work = Box<dyn FnOnce() + Send>;
-
-/// Such work, oldest first, and whether a thread does it.
-static WORK: Mutex<(VecDeque<Work>, bool)> = Mutex::new((VecDeque::new(), false));
-
-/// Runs work in the background, one after the other on one thread, unless the process ends. Does not block.
-pub(crate) fn in_background(work: impl FnOnce() + Send + 'static) {
-    if !end_waits() {
-        return;
-    }
-    let mut queue = WORK.lock();
-    queue.0.push_back(Box::new(work));
-    if !queue.1 {
-        let thread = std::thread::Builder::new().name("thalweg-prepare".to_owned());
-        queue.1 = thread.spawn(work_in_background).is_ok();
-    }
-}
-
-fn work_in_background() {
-    loop {
-        let mut queue = WORK.lock();
-        let Some(work) = queue.0.pop_front() else {
-            queue.1 = false;
-            return;
-        };
-        drop(queue);
-        // The hook has reported a panic; nothing else is lost than what would have been ready.
-        let _ = Running::begin().map(|_running| catch_unwind(AssertUnwindSafe(work)));
-    }
-}
-
 /// Whether the process ends.
 static ENDS: AtomicBool = AtomicBool::new(false);
 
@@ -242,20 +205,6 @@ mod tests {
             }
         }
         assert_eq!(made.load(Ordering::Relaxed), 1600);
-    }
-
-    #[test]
-    fn work_in_the_background_runs_in_order_after_a_panic_too() {
-        let (done, results) = mpsc::channel();
-        for number in 0..100 {
-            let done = done.clone();
-            in_background(move || {
-                done.send(number).unwrap();
-                assert_ne!(number, 50, "work of a test");
-            });
-        }
-        let found: Vec<i32> = results.iter().take(100).collect();
-        assert_eq!(found, (0..100).collect::<Vec<_>>());
     }
 
     #[test]

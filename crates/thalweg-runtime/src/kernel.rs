@@ -13,7 +13,6 @@ use thalweg_driver::{Code, ComputeCapability, FunctionHandle, HostKernel, HostMo
 use thalweg_ir::Kernel;
 use thalweg_kernels::NativeKernel;
 
-use crate::ahead::in_background;
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
 use crate::invalid;
@@ -90,13 +89,6 @@ impl Device {
     /// Returns whether kernels that are expected are compiled in the background ([`expect_kernel`](Self::expect_kernel)).
     pub fn compiles_in_background(&self) -> bool {
         matches!(self.properties().image_kind, ImageKind::Cubin(_)) && self.environment().compile_threads > 1
-    }
-
-    /// Runs work that decides which kernels are expected ([`expect_kernel`](Self::expect_kernel)), one after the other on a thread of its
-    /// own. Does not block. A process that ends waits for the work that runs, and begins no other.
-    pub fn prepare_in_background(&self, work: impl FnOnce(&Device) + Send + 'static) {
-        let device = self.clone();
-        in_background(move || work(&device));
     }
 
     /// Compiles a kernel in the background, because a later launch is expected to need it. Does nothing if it is loaded, or if kernels

@@ -11,7 +11,7 @@ mod embedding;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_graph::{Lifetime, Machine, Memory, Node, Operand, Program, Refusal, Segment, Sizes, plan};
+use thalweg_graph::{Lifetime, Machine, Memory, Node, Operand, Program, Refusal, Segment, plan};
 use thalweg_ir::{DType, Layout, Shape};
 use thalweg_ops::LoopOp;
 use thalweg_ops::lower::{LoopArguments, LoopLaunch, LoweredLoop, Operand as Lowered, Points};
@@ -312,39 +312,4 @@ fn what_is_computed_twice_is_computed_once() {
     let product = builder.call(&mul, &[&one, &other]);
     builder.keep(&product);
     assert_eq!(builder.plan().twins, []);
-}
-
-#[test]
-fn two_sizes_of_a_program_show_all_others() {
-    // Scores of attention: 4 heads of `size` rows of `size` numbers; and an unrelated loop of 4 * 32 * size numbers.
-    let program = |size: usize, width: usize| {
-        let mut builder = Builder::default();
-        let scores = builder.input(&[4, size, size]);
-        let doubled = builder.call(&mul, &[&scores, &scores]);
-        let shares = builder.reduce(&SOFTMAX, &[&doubled], &[2]);
-        builder.keep(&shares);
-        let words = builder.input(&[4 * size, width]);
-        let grown = builder.call(&exp, &[&words]);
-        builder.keep(&grown);
-        builder.0
-    };
-    let text = |segment: &Segment| format!("{segment:?}");
-    for (old, new) in [(796, 869), (64, 128), (128, 64), (33, 32), (1, 7)] {
-        let sizes = Sizes::between(&program(old, 32), &program(new, 32)).expect("they differ in one size");
-        let others: Vec<u64> = sizes.others().collect();
-        assert!(others.len() > 4 && others.iter().any(|&size| size > old.max(new) as u64), "{others:?}");
-        for size in others.into_iter().chain([old as u64, new as u64]) {
-            let found = sizes.at(size).expect("it is of the family");
-            assert_eq!(text(&found), text(&program(size as usize, 32)), "{old} {new} {size}");
-            assert!(sizes.covers(&found) || size == old as u64, "{old} {new} {size}");
-            plan(&found, &MACHINE);
-        }
-    }
-    let sizes = Sizes::between(&program(64, 32), &program(128, 32)).expect("they differ in one size");
-    assert!(!sizes.covers(&program(257, 32)) && !sizes.covers(&program(128, 33)));
-    assert!(Sizes::between(&program(64, 32), &program(64, 32)).is_none(), "nothing differs");
-    assert!(Sizes::between(&program(64, 32), &program(128, 96)).is_none(), "two sizes differ");
-    let mut other = program(128, 32);
-    other.memories[0].lifetime = Lifetime::Kept;
-    assert!(Sizes::between(&program(64, 32), &other).is_none(), "it is another program");
 }

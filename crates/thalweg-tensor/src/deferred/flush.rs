@@ -11,7 +11,6 @@ use thalweg_runtime::{Buffer, Device, DevicePointer, Label, Result, Stream};
 
 use super::again;
 use super::count;
-use super::expected;
 use super::explain::{explain, is_explained};
 use super::taken::Taken;
 use super::waiters::{Known, Waiting};
@@ -162,12 +161,11 @@ fn queue(
     let is_wanted = |(known, alive): (&Known, &Option<Arc<Storage>>)| {
         alive.is_some() || matches!(known, Known::Existing { .. })
     };
-    if taken.loops.len() == 1 && !is_explained() && taken.memories.iter().zip(alive).all(is_wanted) {
-        if taken.loops[0].launch.is_new() {
-            let memories = taken.memory_of_segment(alive);
-            expected::note(&taken.segment(memories), stream.device());
-        }
-        return run_alone(&taken.loops[0], &taken.memories, alive, stream);
+    if let [alone] = taken.loops.as_slice()
+        && !is_explained()
+        && taken.memories.iter().zip(alive).all(is_wanted)
+    {
+        return run_alone(alone, &taken.memories, alive, stream);
     }
     let ready = program(taken, alive, stream.device(), before);
     let program = &ready.program;
@@ -263,8 +261,9 @@ fn program(
         return known;
     }
     let segment = taken.segment(memories);
-    let program = plan(&segment, &machine_of(device));
-    expected::note(&segment, device);
+    let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
+    let has_clusters = device.with_clusters(Ok).unwrap_or(false);
+    let program = plan(&segment, &Machine { shared_memory_bytes, has_clusters });
     count(|counters| counters.programs += 1);
     explain(&program, &segment, &taken.loops, before);
     let ready = Arc::new(Ready::new(program, &segment));
@@ -276,14 +275,6 @@ fn program(
         programs.insert(taken.key.as_slice().into(), Arc::clone(&ready));
     });
     ready
-}
-
-/// Returns what the planner knows of a device.
-pub(super) fn machine_of(device: &Device) -> Machine {
-    Machine {
-        shared_memory_bytes: device.properties().shared_memory_per_block_optin_bytes,
-        has_clusters: device.with_clusters(Ok).unwrap_or(false),
-    }
 }
 
 /// Returns the addresses of a step's operands.

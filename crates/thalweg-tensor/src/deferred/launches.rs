@@ -54,11 +54,6 @@ impl SharedLaunch {
         made
     }
 
-    /// Returns whether the launch was never queued by itself.
-    pub(super) fn is_new(&self) -> bool {
-        self.kept.get().is_none()
-    }
-
     /// Queues the launch by itself.
     pub(super) fn run(
         &self,
