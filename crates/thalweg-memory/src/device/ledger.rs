@@ -32,10 +32,23 @@ pub(crate) struct Ledger {
     pub(crate) given_back_at: Option<StackId>,
 }
 
+/// The number of moves of pages after which a page may be made instead of moved, and the most that such pages may take, as a part of
+/// the most memory that was ever active.
+const MOVES_OF_A_PAGE: u64 = 32;
+const MOST_EARNED: f64 = 0.08;
+
 impl Ledger {
     /// Returns the memory that was taken and not returned.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.statistics.reserved_bytes.all.current
+    }
+
+    /// Returns the bytes up to which pages are made instead of moved: a little more than was ever active (`stitching_slack`), and a page
+    /// for each [`MOVES_OF_A_PAGE`] that moved.
+    pub(crate) fn bytes_at_rest(&self, slack: f64) -> u64 {
+        let active_bytes = self.most_active_bytes as f64;
+        let earned_bytes = (self.moved_bytes / MOVES_OF_A_PAGE).min((active_bytes * MOST_EARNED) as u64);
+        (active_bytes * (1.0 + slack)) as u64 + earned_bytes
     }
 
     /// Sets the peak of every figure to the present value of the figure, and forgets pools that have no memory any more.

@@ -46,11 +46,6 @@ use crate::policy::{Policy, Request};
 use crate::settings::CrossStreamReuse;
 use crate::upstream::{EventId, PageId, VirtualMemory};
 
-/// The number of moves of pages after which a page may be made instead of moved, and the most that such pages may take, as a part of
-/// the most memory that was ever active.
-const MOVES_OF_A_PAGE: u64 = 32;
-const MOST_EARNED: f64 = 0.08;
-
 /// A block for the caller, and the arena that it belongs to.
 pub(crate) type Obtained = (Arc<Arena>, Span);
 
@@ -263,18 +258,15 @@ impl<'a> SlowPath<'a> {
     }
 
     /// Returns whether `pages` pages may be created although free ones could move: the reserved memory then hardly exceeds the
-    /// most that was ever in use. A page that moves costs as much as a new one, and may have to move again in each step, so each
-    /// [`MOVES_OF_A_PAGE`] moves allow one page more.
+    /// most that was ever in use. A page that moves costs as much as a new one, and may have to move again in each step.
     fn has_slack(&mut self, pages: usize) -> bool {
         let (bytes, slack) = (pages as u64 * self.page_bytes(), self.policy.stitching_slack);
         let known_bytes = self.central().ledger.most_active_bytes.saturating_sub(self.request.size_bytes);
         let active_bytes = self.arena.common.active_bytes(known_bytes) + self.request.size_bytes;
         let ledger = &mut self.central().ledger;
         ledger.most_active_bytes = ledger.most_active_bytes.max(active_bytes);
-        let most_earned = (ledger.most_active_bytes as f64 * MOST_EARNED) as u64;
-        let earned_bytes = (ledger.moved_bytes / MOVES_OF_A_PAGE).min(most_earned);
-        let allowed_bytes = (ledger.most_active_bytes as f64 * (1.0 + slack)) as u64 + earned_bytes;
-        slack > 0.0 && ledger.reserved_bytes() + bytes <= allowed_bytes && !ledger.would_exceed(bytes)
+        let at_rest = ledger.bytes_at_rest(slack);
+        slack > 0.0 && ledger.reserved_bytes() + bytes <= at_rest && !ledger.would_exceed(bytes)
     }
 
     /// Maps pages where the request fits best: first pages that `donors` can supply, then new ones.

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
-use thalweg_ops::{LoopOp, table};
+use thalweg_ops::{LoopOp, Signature, table};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Lowered};
@@ -360,8 +360,13 @@ fn with_numbers<'a>(
 
 /// Returns a loop, and refuses numbers of it that the dtype in which it computes cannot represent.
 fn representable(lowered: LoopCall<'_>) -> Result<LoopCall<'_>> {
-    let compute = signature(lowered.operator, &lowered.tensors, &lowered.arguments)?.compute;
-    lowered.arguments.scalars.iter().try_for_each(|&number| convertible(number, compute).map(drop))?;
+    representable_in(lowered, |signature| signature.compute)
+}
+
+/// Returns a loop, and refuses numbers of it that a dtype of its signature cannot represent.
+fn representable_in(lowered: LoopCall<'_>, dtype: impl Fn(&Signature) -> DType) -> Result<LoopCall<'_>> {
+    let dtype = dtype(&signature(lowered.operator, &lowered.tensors, &lowered.arguments)?);
+    lowered.arguments.scalars.iter().try_for_each(|&number| convertible(number, dtype).map(drop))?;
     Ok(lowered)
 }
 
@@ -481,9 +486,7 @@ fn clamp<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
         }
     };
     // Bounds are numbers of the result's dtype, also where 16-bit floats are computed in 32 bits.
-    let common = signature(lowered.operator, &lowered.tensors, &lowered.arguments)?.common;
-    lowered.arguments.scalars.iter().try_for_each(|&bound| convertible(bound, common).map(drop))?;
-    Ok(lowered)
+    representable_in(lowered, |signature| signature.common)
 }
 
 /// Returns the loop of a clamp whose gradient at the bounds is 0. If the result shows where they were reached, it is kept, and not the input.

@@ -303,27 +303,27 @@ impl BlasLt {
     /// Returns the algorithm that the library names for the coarse key, or, if the product needs another, the one for its own.
     fn chosen(&self, key: &Key, epilogue: &MatmulEpilogue, problem: &Problem) -> Result<Algorithm> {
         let coarse = key.coarse();
-        if coarse == *key {
-            return Ok(self.heuristic(key, problem, 1)?[0].algorithm);
+        if coarse != *key
+            && let Ok(algorithm) = self.named(coarse, epilogue)
+            && self.check(key, problem, &algorithm).is_ok()
+        {
+            return Ok(algorithm);
         }
-        let known = self.algorithms.read().get(&coarse).copied();
-        let named = || -> Result<Algorithm> {
-            Ok(self.heuristic(&coarse, &self.problem(&coarse, epilogue)?, 1)?[0].algorithm)
-        };
-        let Ok(algorithm) = known.map_or_else(named, Ok) else {
-            return Ok(self.heuristic(key, problem, 1)?[0].algorithm);
-        };
-        if known.is_none() {
-            let mut algorithms = self.algorithms.write();
-            if algorithms.len() >= PLANS {
-                algorithms.clear();
-            }
-            algorithms.insert(coarse, algorithm);
+        Ok(self.heuristic(key, problem, 1)?[0].algorithm)
+    }
+
+    /// Returns the algorithm that the library names for a coarse key, and asks it once.
+    fn named(&self, coarse: Key, epilogue: &MatmulEpilogue) -> Result<Algorithm> {
+        if let Some(&known) = self.algorithms.read().get(&coarse) {
+            return Ok(known);
         }
-        match self.check(key, problem, &algorithm) {
-            Ok(()) => Ok(algorithm),
-            Err(_) => Ok(self.heuristic(key, problem, 1)?[0].algorithm),
+        let algorithm = self.heuristic(&coarse, &self.problem(&coarse, epilogue)?, 1)?[0].algorithm;
+        let mut algorithms = self.algorithms.write();
+        if algorithms.len() >= PLANS {
+            algorithms.clear();
         }
+        algorithms.insert(coarse, algorithm);
+        Ok(algorithm)
     }
 
     /// Returns a product in the library's terms.
@@ -502,8 +502,7 @@ impl BlasLt {
 mod tests {
     use super::*;
     use crate::cuda::blaslt::epilogue::{EPILOGUE_RELU_GRADIENT, EPILOGUE_RELU_KEPT};
-    use crate::library::ReductionSchemes;
-    use crate::library::{ActivationPass, MatmulActivation};
+    use crate::library::{ActivationPass, MatmulActivation, ReductionSchemes};
 
     fn matrix(leading_dimension: u64, transposed: bool) -> Matrix {
         Matrix { address: DevicePointer::new(0x1000), leading_dimension, batch_stride: 0, transposed }
@@ -649,7 +648,7 @@ mod tests {
             assert_ne!(of(127), of(128));
             assert_eq!(coarse(4096, 512, 256, false, turn_b).d.columns, 4096);
         }
-        // What is summed is of no matrix's rows, so it is rounded; what both outputs' rows and another matrix's are is not.
+        // An extent is rounded only if no matrix has rows of it in memory.
         assert_eq!(coarse(512, 256, 3990, true, false), coarse(512, 256, 4096, true, false));
         assert_ne!(coarse(3990, 512, 256, true, false), coarse(4096, 512, 256, true, false));
         assert_ne!(coarse(512, 3990, 256, false, false), coarse(512, 4096, 256, false, false));
