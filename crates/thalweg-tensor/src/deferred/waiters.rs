@@ -435,12 +435,12 @@ impl Waiters {
         self.unused_loops.push(number);
         self.count -= 1;
         self.again -= usize::from(waiting.is_again);
-        self.fresh.retain(|&fresh| fresh != number);
         waiting
     }
 
-    /// Forgets the stream if nothing waits.
+    /// Forgets removed loops, and the stream if nothing waits.
     fn settle(&mut self) {
+        self.fresh.retain(|&number| self.loops[number as usize].is_some());
         if self.is_empty() {
             (self.stream, self.overlaps) = (None, false);
         }
