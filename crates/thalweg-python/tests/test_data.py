@@ -9,6 +9,7 @@ import time
 import thalweg as th
 from support import raises
 from thalweg.utils import data
+from thalweg.utils.data import dataloader
 from thalweg.utils.data.dataloader import DataLoader
 
 
@@ -260,3 +261,25 @@ def test_what_a_program_draws_later_does_not_depend_on_its_loaders():
         list(DataLoader(Squares(count), shuffle=shuffle, num_workers=workers))
         drawn.append(th.rand([4]).tolist())
     assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+
+
+def test_loaders_of_libraries_have_passes_of_their_own():
+    class Pass(dataloader._SingleProcessDataLoaderIter):
+        def __init__(self, loader):
+            super().__init__(loader)
+            self.taken = 0
+
+        def _reset(self, loader, first_iter=False):
+            super()._reset(loader, first_iter)
+            self.taken = 0
+
+        def _next_index(self):
+            index = super()._next_index()
+            self.taken += 1
+            return index
+    one = Pass(DataLoader(Squares(5), batch_size=2))
+    assert [len(batch[0]) for batch in one] == [2, 2, 1] and one.taken == 3 and one._timeout == 0 and not one._persistent_workers
+    one._reset(None)
+    assert one.taken == 0 and next(one)[0].tolist() == [0, 1]
+    rows = dataloader._DatasetKind.create_fetcher(dataloader._DatasetKind.Iterable, Counted(3), True, list, False)
+    assert len(rows.fetch([0, 1])) == 2 and not rows.ended and len(rows.fetch([0, 1])) == 1 and rows.ended and rows.dataset_iter is not rows.dataset

@@ -244,4 +244,39 @@ def test_libraries_decorate_functions():
         @th.library.impl(library, "tripled", "CompositeExplicitAutograd")
         def tripled(x):
             return x * 3
+
+        @th.library.impl(library, "tripled", "CPU")
+        def compiled(x):
+            return th.utils.cpp_extension.load(name="tripled", sources=[]).tripled(x)
         assert th.ops.thalweg_tests.doubled(th.ones(1)).item() == 2.0 and th.ops.thalweg_tests.tripled(th.ones(1)).item() == 3.0 and tripled(1) == 3
+
+
+def test_libraries_enumerate_names_and_replace_functions():
+    spaces = {th: {"add", "no_grad", "Tensor"}, th.optim: {"AdamW"}, th.utils.data: {"DataLoader"}, th.functional: {"einsum"}}
+    for space, names in spaces.items():
+        assert names <= set(space.__all__) and all(hasattr(space, name) for name in space.__all__)
+    assert "nn" not in th.__all__ and {"prelu", "softplus", "relu_"} <= set(dir(th.nn.functional))
+    operators = th._C._VariableFunctions
+    assert "add" in dir(operators) and "float32" not in dir(operators) and all(hasattr(th, name) for name in dir(operators))
+    ignored = th.overrides.get_ignored_functions()
+    assert {th.is_autocast_enabled, th.zeros, th.set_num_threads} <= ignored and not {th.add, th.einsum, th.get_device} & ignored
+    x, target, seen = th.randn(2, 3), th.tensor([0, 2]), []
+    modules = {"relu": (th.nn.ReLU(), x), "linear": (th.nn.Linear(3, 2), x), "prelu": (th.nn.PReLU(), x), "cross_entropy": (th.nn.CrossEntropyLoss(), x, target)}
+    for name, (module, *given) in modules.items():
+        own = getattr(th.nn.functional, name)
+        try:
+            setattr(th.nn.functional, name, lambda *args, **kwargs: seen.append(name) or own(*args, **kwargs))
+            module(*given)
+        finally:
+            setattr(th.nn.functional, name, own)
+    assert seen == list(modules)
+
+
+def test_products_of_8_bit_floats_with_scales():
+    a, b = th.randn(4, 16).to(th.float8_e4m3fn), th.randn(8, 16).to(th.float8_e4m3fn).t()
+    whole, rows, columns = th.tensor(0.5), th.rand(4, 1), th.rand(1, 8)
+    for scale_a, scale_b in ((whole, whole), (rows, columns)):
+        expected = (a.double() * scale_a) @ (b.double() * scale_b) + 1
+        close(th._scaled_mm(a, b, scale_a, scale_b, bias=th.ones(8), out_dtype=th.float32).flatten().tolist(), expected.flatten().tolist(), 1e-5)
+    with raises(RuntimeError, "cannot be multiplied"):
+        th._scaled_mm(a, a, whole, whole)

@@ -169,3 +169,11 @@ def test_storages_are_saved_with_the_tensors_that_share_them():
     assert isinstance(storage, th.storage.TypedStorage) and storage.tolist() == [0.0, 1.0, 2.0, 3.0] and more["kept"].dtype is th.int64
     whole.fill_(5)
     assert storage[2] == 5 and part.tolist() == [5.0] * 3
+
+
+def test_pickle_reads_storages_that_pytorch_has_pickled():
+    from thalweg.storage import _load_from_bytes
+    file = io.BytesIO()
+    th.save(th.arange(4.0).untyped_storage(), file)
+    storage = _load_from_bytes(file.getvalue())
+    assert th.tensor([], dtype=th.float32).set_(storage.untyped() if hasattr(storage, "untyped") else storage, 1, (2,)).tolist() == [1.0, 2.0]

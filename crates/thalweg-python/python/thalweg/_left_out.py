@@ -69,7 +69,7 @@ NAMES = {
         **dict.fromkeys(("SymInt", "SymFloat", "SymBool", "ScriptObject", "Graph", "CompilationUnit"), _EAGER),
         **dict.fromkeys(("PyTorchFileReader", "PyTorchFileWriter"), "files are read and written by `load` and `save`"),
         **dict.fromkeys((
-            "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
+            "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
         "hash_tensor": "there is no reduction by exclusive or", "native_norm": "it is the norm of sparse tensors alone: say `norm`",
         "slice_inverse": _INSIDE, **dict.fromkeys(("saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
     },
@@ -84,10 +84,12 @@ class _LeftOut(type):
     """The metaclass of names that are left out: calling one raises."""
 
     def __call__(cls, *args, **kwargs):
-        raise NotImplementedError(cls._refusal)
+        error = NotImplementedError(cls._refusal)
+        error.is_left_out = True
+        raise error
 
     def __getattr__(cls, name):
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'")
         return placeholder(f"{cls._full}.{name}", cls._reason)
 
@@ -155,6 +157,8 @@ def attributes(module, names=None):
             return importlib.import_module(f"{module}.{name}")
         if name in names:
             return placeholder(f"{module}.{name}", names[name])
+        if name == "__all__":
+            return [public for public, value in vars(sys.modules[module]).items() if not public.startswith("_") and not isinstance(value, types.ModuleType)]
         if not name.startswith("__"):
             from ._private import found
             exists, value = found(own, name)

@@ -56,9 +56,9 @@ _GROUPS = {
         "": """
              DispatchKey DispatchKeySet ExcludeDispatchKeyGuard FatalError PRIVATE_OPS StorageBase  USE_GLOBAL_DEPS
             USE_RTLD_GLOBAL_WITH_LIBTORCH autocast_decrement_nesting autocast_increment_nesting classproperty get_autocast_ipu_dtype get_autocast_xla_dtype
-            is_autocast_ipu_enabled is_autocast_xla_enabled read_vitals  set_autocast_cpu_dtype set_autocast_cpu_enabled
+            is_autocast_ipu_enabled is_autocast_xla_enabled set_autocast_cpu_dtype set_autocast_cpu_enabled
             set_autocast_dtype set_autocast_enabled set_autocast_gpu_dtype set_autocast_ipu_dtype set_autocast_ipu_enabled set_autocast_xla_dtype
-            set_autocast_xla_enabled set_vital sym_constrain_range sym_constrain_range_for_size sym_fresh_size vitals_enabled  
+            set_autocast_xla_enabled sym_constrain_range sym_constrain_range_for_size sym_fresh_size
                TYPE_CHECKING""",
         "autograd.gradcheck": "get_numerical_jacobian_wrt_specific_input",
         "autograd.graph": "set_warn_on_accumulate_grad_stream_mismatch",
@@ -67,14 +67,14 @@ _GROUPS = {
             config keep_portable_guards_unsafe load_cache_artifacts load_compiled_function save_cache_artifacts set_enable_guard_collectives
             skip_all_guards_unsafe""",
         "distributed": "QueueEmptyError breakpoint",
-        "fft": "Tensor", "linalg": "common_notes", "nn": "factory_kwargs",
+        "fft": "Tensor", "linalg": "common_notes",
         "func": "", "library": "fallthrough_kernel get_kernel",
         "nn.functional": """
             GRID_SAMPLE_INTERPOLATION_MODES GRID_SAMPLE_PADDING_MODES TYPE_CHECKING assert_int_or_pair reproducibility_notes sparse_support_notes
             tf32_notes""",
         "nn.parallel": "gather parallel_apply replicate scatter", "nn.utils": "", "random": "default_generator",
         "utils": "cmake_prefix_path set_module",
-        "utils._pytree": "DumpableContext FlattenFunc FromDumpableContextFn PyTreeSpec ToDumpableContextFn UnflattenFunc is_structseq_instance",
+        "utils._pytree": "DumpableContext FlattenFunc FromDumpableContextFn PyTreeSpec ToDumpableContextFn UnflattenFunc",
         "utils.checkpoint": """
             CheckpointFunction CheckpointPolicy DefaultDeviceType GraphExecGroup SAC_IGNORED_OPS SelectiveCheckpointContext check_backward_validity
             create_selective_checkpoint_contexts""",

@@ -5,6 +5,8 @@ import copy
 import enum
 import functools
 import math
+import os
+import typing
 
 from . import _core
 from .nn import functional as F
@@ -145,6 +147,27 @@ class OptState(enum.Enum):
     READY, UNSCALED, STEPPED = 0, 1, 2
 
 
+def _refresh_per_optimizer_state():
+    """Returns the state of a scaler for an optimizer at the start of a step."""
+    return {"stage": OptState.READY, "found_inf_per_device": {}}
+
+
+class ManagerWatchdog:
+    """Looks whether the process that started this one is still there."""
+
+    def __init__(self):
+        self._parent = os.getppid()
+
+    def is_alive(self):
+        return os.getppid() == self._parent
+
+
+def _sharding_worker_init_fn(worker_init_fn, world_size, rank_id, worker_id):
+    """Calls the function with which a worker of a loader starts. There are no pipes of data, which would be divided among workers."""
+    if worker_init_fn is not None:
+        worker_init_fn(worker_id)
+
+
 def _amp_cast(value, device_type, dtype):
     from .amp import _cast
     return _cast(value, dtype)
@@ -198,7 +221,8 @@ _OPTIMIZERS = {
     "_get_capturable_supported_devices": lambda supports_xla=True: ["cuda", "xpu", "hpu"]}
 NAMES = {
     "": {"_shape_as_tensor": _shape_as_tensor, "_convert_indices_from_coo_to_csr": _convert_indices_from_coo_to_csr,
-         "_convert_indices_from_csr_to_coo": _convert_indices_from_csr_to_coo} | {
+         "_convert_indices_from_csr_to_coo": _convert_indices_from_csr_to_coo, "_grouped_mm": _at("nn._grouped", "grouped_mm"),
+         "_scaled_mm": _at("nn._grouped", "_scaled_mm")} | {
         f"_cast_{name}": _cast_to(dtype) for name, dtype in {
             "Byte": _core.uint8, "Char": _core.int8, "Double": _core.float64, "Float": _core.float32, "Int": _core.int32, "Long": _core.int64,
             "Short": _core.int16, "Half": _core.float16}.items()},
@@ -217,7 +241,16 @@ NAMES = {
     "nn.modules.module": {"_addindent": _addindent}, "nn.modules.container": {"_addindent": _addindent, "OrderedDict": collections.OrderedDict},
     "optim.optimizer": _OPTIMIZERS,
     **{f"optim.{name}": _OPTIMIZERS for name in ("adam", "adamw", "sgd", "adamax", "adadelta", "adagrad", "nadam", "radam", "rmsprop", "rprop", "asgd")},
-    "amp.grad_scaler": {"OptState": OptState}, "amp.autocast_mode": {"_cast": _amp_cast},
+    "optim.swa_utils": {"_group_tensors_by_device_and_dtype": _at("utils._foreach_utils", "_group_tensors_by_device_and_dtype")},
+    "amp.grad_scaler": {"OptState": OptState, "_refresh_per_optimizer_state": _refresh_per_optimizer_state},
+    "utils.data": {"_DatasetKind": _at("utils.data._utils.fetch", "_DatasetKind")},
+    "utils.data._utils.worker": {
+        "ManagerWatchdog": ManagerWatchdog, "_IterableDatasetStopIteration": _at("utils.data._utils.worker", "_Ended"),
+        "_ResumeIteration": _at("utils.data._utils.worker", "_Resume")},
+    "utils.data.dataloader": {
+        "_sharding_worker_init_fn": _sharding_worker_init_fn, "_collate_fn_t": typing.Callable, "_worker_init_fn_t": typing.Callable},
+    "multiprocessing": {"_set_thread_name": _do_nothing},
+    "amp.autocast_mode": {"_cast": _amp_cast},
     "autograd": {"_profiler_enabled": _is_open, "_disable_profiler": _do_nothing},
     "distributed": {name: _at("distributed", own) for name, own in (
         ("_all_gather_base", "all_gather_into_tensor"), ("_reduce_scatter_base", "reduce_scatter_tensor"))},

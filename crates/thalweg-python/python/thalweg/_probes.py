@@ -3,8 +3,10 @@ mode. Nothing here records or replaces operators, so that most answers are const
 effect, which programs call at their start."""
 
 import contextlib
+import types
 
 from . import _core, _transform_levels
+from .__config__ import show
 
 
 def _none(*args, **kwargs):
@@ -107,6 +109,22 @@ def _stream_number(index=None):
     return cuda.current_stream(index).cuda_stream
 
 
+def _recorded(step):
+    """Returns what a profiler without a schedule does in a step: it records it."""
+    from .profiler import ProfilerAction
+    return ProfilerAction.RECORD
+
+
+class _VariableFunctions:
+    """The operators by their names, without the classes and dtypes that the extension module has beside them."""
+
+    def __dir__(self):
+        return [name for name, value in vars(_core).items() if isinstance(value, types.BuiltinFunctionType) and not name.startswith("_") and name != "copy"]
+
+    def __getattr__(self, name):
+        return getattr(_core, name)
+
+
 _SHAPES = {
     **dict.fromkeys(("guard_size_oblivious", "guard_or_false", "guard_or_true", "statically_known_true", "statically_known_false", "definitely_true",
                      "expect_true", "guard_bool", "guarding_hint_or_throw"), _as_bool),
@@ -125,7 +143,10 @@ NAMES = {
     "_subclasses.fake_tensor": {"is_fake": _false, "unset_fake_temporarily": contextlib.nullcontext},
     "_dynamo.external_utils": {"is_compiling": _false}, "_dynamo": {"is_dynamo_supported": _true},
     "_dynamo.utils": {"disable_cache_limit": contextlib.nullcontext, "is_compile_supported": _true}, "onnx.utils": {"is_in_onnx_export": _false},
-    "_utils": {"is_compiling": _false},
+    "_utils": {"is_compiling": _false}, "utils.data._utils.signal_handling": dict.fromkeys((
+        "_set_worker_signal_handlers", "_set_worker_pids", "_remove_worker_pids", "_set_SIGCHLD_handler", "_error_if_any_worker_fails"), _none),
+    "jit._builtins": {"_builtin_table": {}}, "_jit_internal": {"boolean_dispatched": {}},
+    "profiler.profiler": {"_default_schedule_fn": _recorded},
     "_C._functorch": {
         "peek_interpreter_stack": _none, "is_functorch_wrapped_tensor": _is_mapped, "is_gradtrackingtensor": _false, "is_functionaltensor": _false,
         "maybe_get_level": _level, "maybe_current_level": _level, "get_value": _inner, "get_unwrapped": _inner,
@@ -135,7 +156,7 @@ NAMES = {
         "_is_torch_function_mode_enabled": lambda: _function_modes() > 0, "_is_autocast_available": _true, "_get_cudnn_benchmark": _false,
         "_get_default_device": lambda: _core.get_default_device().type, "_cuda_getCurrentRawStream": _stream_number,
         "_accelerator_getAccelerator": _core.get_default_device, "_has_cuda": False, "_DisableTorchDispatch": contextlib.nullcontext,
-        "_AutoDispatchBelowAutograd": contextlib.nullcontext, "Generator": _core.Generator, "_VariableFunctions": _core,
+        "_AutoDispatchBelowAutograd": contextlib.nullcontext, "Generator": _core.Generator, "_VariableFunctions": _VariableFunctions(), "_show_config": show,
         **dict.fromkeys(("_set_print_stack_traces_on_fatal_signal", "_jit_override_can_fuse_on_cpu", "_jit_override_can_fuse_on_gpu",
                          "_jit_set_texpr_fuser_enabled", "_jit_set_nvfuser_enabled", "_jit_set_bailout_depth", "_jit_set_fusion_strategy"), _none)},
     "distributed.elastic.multiprocessing.errors": {"record": _unchanged},

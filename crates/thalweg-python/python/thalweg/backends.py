@@ -68,9 +68,12 @@ class _Settings(types.ModuleType):
         raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
 
 
+_BY_TF32 = property(lambda self: "tf32" if self.allow_tf32 else "ieee", lambda self, value: setattr(self, "allow_tf32", value == "tf32"),
+                    doc="How results of float32 are computed: `ieee` or `tf32`.")
+
+
 class _Matmul(_Settings):
-    fp32_precision = property(lambda self: "tf32" if self.allow_tf32 else "ieee", lambda self, value: setattr(self, "allow_tf32", value == "tf32"),
-                              doc="How products of float32 are computed: `ieee` or `tf32`.")
+    fp32_precision = _BY_TF32
     allow_tf32 = _switch("cuda.matmul.allow_tf32", "Whether products of float32 are computed in TF32.")
     allow_fp16_accumulation = _switch("cuda.matmul.allow_fp16_accumulation", "Whether products of float16 are accumulated in 16 bits.")
     allow_fp16_reduced_precision_reduction = _reduction("fp16")
@@ -152,6 +155,8 @@ class _Cuda(_Settings):
 
 
 class _Cudnn(_Settings):
+    fp32_precision = _BY_TF32
+
     @staticmethod
     def version():
         """Returns None: only the Rust crate has the version of cuDNN."""
@@ -235,8 +240,13 @@ class _Absent(_Settings):
 
     @staticmethod
     def get_cpu_capability():
-        """Returns the name for a processor whose instruction sets are not detected."""
-        return "DEFAULT"
+        """Returns the vector instructions of this machine's processor, by which programs choose between ways of the same result."""
+        try:
+            with open("/proc/cpuinfo", encoding="ascii", errors="ignore") as file:
+                flags = set(next((line for line in file if line.startswith("flags")), "").split())
+        except OSError:
+            flags = set()
+        return "AVX512" if flags >= {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"} else "AVX2" if flags >= {"avx2", "fma"} else "DEFAULT"
 
 
 class _Precision(_Settings):

@@ -65,13 +65,21 @@ class CustomOpDef:
         kind = _BACKENDS.get(tensor.device.type, "CUDA") if tensor is not None else "CPU"
         if kind == "Meta" and self._fake is not None:
             return self._fake(*args, **kwargs)
-        for key in (kind, "CompositeExplicitAutograd", "CompositeImplicitAutograd"):
-            if key in self._kernels:
-                return self._kernels[key](*args, **kwargs)
-        if self._init_fn is None:
+        general = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+        functions = [self._kernels[key] for key in (kind, *general) if key in self._kernels]
+        if self._init_fn is not None:
+            functions.append(self._init_fn)
+        if not functions:
             raise NotImplementedError(f"Could not run '{self._qualname}' with arguments from the '{kind}' backend: no function was registered for it "
                                       "(`Library.impl`, `register_kernel`)")
-        return self._init_fn(*args, **kwargs)
+        for function in functions[:-1]:
+            # A function that calls code which would have to be compiled for PyTorch gives way to the operator's general one.
+            try:
+                return function(*args, **kwargs)
+            except NotImplementedError as error:
+                if not getattr(error, "is_left_out", False):
+                    raise
+        return functions[-1](*args, **kwargs)
 
     def register_fake(self, fn, /):
         """Sets the function that computes shapes, for tensors on the meta device."""

@@ -237,7 +237,9 @@ class _OpNamespace(types.ModuleType):
         if found is None and name.startswith("__"):
             raise AttributeError(name)
         if found is None and self.name in _OF_PYTORCH:
-            return placeholder(f"{__name__}.{self.name}.{name}", "the operator is not in the table")
+            missing = placeholder(f"{__name__}.{self.name}.{name}", "the operator is not in the table")
+            missing.overloads = list  # It has none.
+            return missing
         if found is None:
             raise AttributeError(f"'_OpNamespace' '{self.name}' object has no attribute '{name}'")
         made = OpOverloadPacket(self.name, name, list(found))

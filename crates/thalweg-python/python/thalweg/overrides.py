@@ -81,16 +81,24 @@ def get_default_nowrap_functions():
     return set(_torch_functions._plain_results())
 
 
+# How the names of settings and of queries begin and end.
+_OF_SETTINGS = ("get_", "set_", "are_", "use_", "clear_"), ("_enabled", "_available", "_warn_only_enabled", "_window")
+
+
 def get_ignored_functions():
     """Returns functions that cannot be overridden, because they have no tensors among their arguments."""
     import sys
+    from .ops import table
     package = sys.modules[__package__]
-    names = (
-        "typename", "is_tensor", "is_storage", "set_default_tensor_type", "set_default_dtype", "manual_seed", "initial_seed", "seed", "save", "load",
-        "set_printoptions", "get_default_dtype", "get_num_threads", "is_grad_enabled", "no_grad", "enable_grad", "inference_mode", "set_grad_enabled",
-        "from_dlpack", "from_numpy", "get_rng_state", "set_rng_state", "finfo", "iinfo", "promote_types", "result_type", "can_cast", "compile",
-        "arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn", "randperm", "range", "tensor", "zeros")
-    return {getattr(package, name) for name in names if hasattr(package, name)}
+    starts, ends = _OF_SETTINGS
+    names = {
+        "typename", "is_tensor", "is_storage", "manual_seed", "initial_seed", "seed", "save", "load", "no_grad", "enable_grad", "inference_mode",
+        "from_dlpack", "from_numpy", "frombuffer", "from_file", "finfo", "iinfo", "promote_types", "result_type", "can_cast", "compile", "vmap", "cond",
+        "range", "tensor", "as_tensor", "asarray", "broadcast_shapes", "device", "dtype", "layout", "memory_format", "vander", "rand_like", "randn_like",
+        "randint_like", "sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor"}
+    names |= {name for name in vars(package) if (name.startswith(starts) or name.endswith(ends)) and name != "get_device"}
+    names |= {entry["function"] for entry in table() if not any(one["kind"] == "Tensor" for one in entry["parameters"])}
+    return {value for value in (vars(package).get(name) for name in names) if callable(value)}
 
 
 def get_overridable_functions():

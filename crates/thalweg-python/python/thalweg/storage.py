@@ -1,5 +1,7 @@
 """Storages (`torch.storage`): the memory of tensors, which several may share."""
 
+import io
+
 from . import _core
 from ._storage import UntypedStorage  # noqa: F401
 from ._typed_storage import NAMES as _NAMES
@@ -25,3 +27,9 @@ def _get_always_warn_typed_storage_removal():
 def _set_always_warn_typed_storage_removal(always_warn):
     global _warns
     _warns = always_warn
+
+
+def _load_from_bytes(b):
+    """Returns the storage of a file's bytes, as objects that were pickled without `save` contain them."""
+    from .serialization import load
+    return load(io.BytesIO(b), weights_only=False)

@@ -2,6 +2,7 @@
 
 from .._left_out import attributes as _attributes
 from . import _reduction, attention, functional, init, utils
+from ._parameters import factory_kwargs
 from .activations import *  # noqa: F401,F403
 from .activations import MultiheadAttention, PReLU, RReLU, Softmax2d, Threshold
 from .adaptive import AdaptiveLogSoftmaxWithLoss

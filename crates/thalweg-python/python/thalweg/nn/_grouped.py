@@ -43,3 +43,15 @@ def grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
             parts = [matrix @ mat_b[:, group] for group, matrix in zip(groups, mat_a)]
             result = _core.cat([*parts, mat_b.new_zeros(mat_a.shape[1], mat_b.shape[1] - ends[-1])], 1)
     return result if out_dtype is None else result.to(out_dtype)
+
+
+def _scaled_mm(input, mat2, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False):
+    """Returns the product of two matrices of 8-bit floats that are scaled, as a whole or by row and by column: it is computed in float32."""
+    if input.dim() != 2 or mat2.dim() != 2 or input.shape[1] != mat2.shape[0]:
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({list(input.shape)} and {list(mat2.shape)})")
+    for scale, whole in ((scale_a, (len(input), 1)), (scale_b, (1, mat2.shape[1]))):
+        if scale.numel() != 1 and tuple(scale.shape) != whole:
+            raise RuntimeError(f"_scaled_mm: scales have one element or the shape {whole}, not {tuple(scale.shape)}")
+    result = input.float() @ mat2.float() * (scale_a * scale_b)
+    result = result if bias is None else result + bias
+    return (result if scale_result is None else result * scale_result).to(out_dtype or input.dtype)

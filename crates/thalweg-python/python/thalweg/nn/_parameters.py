@@ -17,3 +17,14 @@ def method(name, parameters, start):
 def initializer(name, parameters, start):
     """Returns the `__init__` of a class that takes these parameters and calls `start(self, given)` with their values by name."""
     return method(f"{name}.__init__", parameters, start)
+
+
+def factory_kwargs(kwargs):
+    """Returns the options with which a module makes its tensors: `device`, `dtype` and `memory_format`, given one by one or as `factory_kwargs`."""
+    own = {name: value for name, value in (kwargs or {}).items() if name != "factory_kwargs"}
+    given = (kwargs or {}).get("factory_kwargs", {})
+    if unknown := own.keys() - {"device", "dtype", "memory_format"}:
+        raise TypeError(f"unexpected kwargs {unknown}")
+    if twice := own.keys() & given.keys():
+        raise TypeError(f"{twice} specified twice, in **kwargs and in factory_kwargs")
+    return {**given, **own}

@@ -13,6 +13,8 @@ from .parameter import Parameter
 def _activation(name, function, parameters=""):
     """Creates the module of an activation, whose options are its parameters."""
     fields = [one for one in _parameters.names_of(parameters) if one != "inplace"]
+    # A function that a program puts in the place of one of `functional` is called.
+    home, own = F if getattr(F, function.__name__, None) is function else _core, function.__name__
 
     def start(self, given):
         Module.__init__(self)
@@ -20,7 +22,7 @@ def _activation(name, function, parameters=""):
             setattr(self, field, value)
 
     def forward(self, input):
-        values = [getattr(self, field) for field in fields]
+        values, function = [getattr(self, field) for field in fields], getattr(home, own)
         return function(input, *values, inplace=True) if self.inplace else function(input, *values)
 
     def extra_repr(self):
@@ -128,7 +130,7 @@ class PReLU(Module):
         init.constant_(self.weight, self.init)
 
     def forward(self, input):
-        return _core.prelu(input, self.weight)
+        return F.prelu(input, self.weight)
 
     def extra_repr(self):
         return f"num_parameters={self.num_parameters}"

@@ -17,15 +17,15 @@ _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _NAMES = tuple(_REDUCTIONS)
 
 
-_IN_PLACE = ("relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_", "threshold_", "rrelu_")
-
-
 _omitted = _left_out.attributes(__name__)
+# Operators that PyTorch has here too. They are attributes, so that programs find them in `dir` and put functions in their place.
+globals().update({_name: _core._in_place[_name] for _name in (
+    "relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_", "threshold_", "rrelu_")} | {_name: getattr(_core, _name) for _name in (
+        "bilinear", "channel_shuffle", "cosine_similarity", "hardshrink", "pairwise_distance", "pdist", "pixel_shuffle", "pixel_unshuffle", "prelu", "softplus",
+        "softshrink")})
 
 
 def __getattr__(name):
-    if name in _IN_PLACE:
-        return _core._in_place[name]
     if not name.startswith("_") and hasattr(_core, name):
         return getattr(_core, name)
     if name == "grad":

@@ -45,7 +45,7 @@ def _loss(name, function, parameters=_REDUCED, tensors="input, target"):
 
     def compute(self, given):
         options = {one: getattr(self, one) for one in fields + weights}
-        return function(*given.values(), reduction=self.reduction, **options)
+        return getattr(F, function.__name__)(*given.values(), reduction=self.reduction, **options)
     base = _WeightedLoss if "weight" in weights else _Loss
     return type(name, (base,), {
         "__init__": _parameters.initializer(name, parameters, start), "forward": _parameters.method(f"{name}.forward", tensors, compute),

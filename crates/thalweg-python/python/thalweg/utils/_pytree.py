@@ -160,6 +160,11 @@ def is_structseq_class(cls):
         isinstance(getattr(cls, name, None), int) for name in ("n_fields", "n_sequence_fields", "n_unnamed_fields"))
 
 
+def is_structseq_instance(obj):
+    """Returns whether an object is a structseq: one of the interpreter's tuples with named fields."""
+    return is_structseq_class(type(obj))
+
+
 def is_structseq(obj):
     """Returns whether an object is a structseq, one of the interpreter's tuples with named fields, or the class of one."""
     return is_structseq_class(obj if isinstance(obj, type) else type(obj))

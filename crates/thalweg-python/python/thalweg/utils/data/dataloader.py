@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import os
 import types
 import typing
 import warnings
@@ -30,8 +31,11 @@ class _BaseDataLoaderIter:
     def __init__(self, loader):
         self._dataset, self._dataset_kind, self._index_sampler = loader.dataset, loader._dataset_kind, loader._index_sampler
         self._auto_collation, self._drop_last, self._collate_fn = loader._auto_collation, loader.drop_last, loader.collate_fn
-        self._num_workers, self._pin_memory = loader.num_workers, loader.pin_memory
-        self._reset(loader)
+        self._num_workers, self._pin_memory, self._pin_memory_device = loader.num_workers, loader.pin_memory, loader.pin_memory_device
+        self._timeout, self._prefetch_factor, self._persistent_workers = loader.timeout, loader.prefetch_factor, loader.persistent_workers
+        # Numbers that pipes of data and checks of lengths would use.
+        self._world_size, self._rank, self._shared_seed, self._IterableDataset_len_called = 1, 0, None, None
+        _BaseDataLoaderIter._reset(self, loader)
         # Every pass draws a seed, as one with workers does: the numbers that a program draws later do not depend on `num_workers`.
         self._base_seed = _core.empty([], dtype=_core.int64).random_(generator=loader.generator).item()
 
@@ -177,6 +181,12 @@ class DataLoader:
             warnings.warn("pin_memory_device is deprecated, the current accelerator will be used as the device,"
                           f"ignore pin_memory_device='{self.pin_memory_device}'.", stacklevel=3)
         return _SingleProcessDataLoaderIter(self) if self.num_workers == 0 else _MultiProcessingDataLoaderIter(self)
+
+    def check_worker_number_rationality(self):
+        """Warns if there are more workers than processors. Loaders of libraries call it."""
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        if processors is not None and self.num_workers > processors:
+            warnings.warn(f"This DataLoader will create {self.num_workers} worker processes for {processors} processors, which may be slow: lower `num_workers`")
 
     def __iter__(self):
         if not self.persistent_workers:
