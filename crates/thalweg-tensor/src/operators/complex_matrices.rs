@@ -6,6 +6,7 @@ use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::complex::{of_parts, parts};
 use super::decompose::transposed;
+use super::reflectors;
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -160,13 +161,9 @@ impl Reflections {
 
 /// Returns the first columns of products of reflectors.
 fn product(vectors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
-    let (count, rows, steps) = (vectors.shape()[0], vectors.shape()[1], vectors.shape()[2]);
-    let mut result = identity(vectors, rows)?.narrow(1, 0, columns)?.expand(&[count, rows, columns])?;
-    for place in (0..steps).rev() {
-        let factor = tau.narrow(1, place, 1)?.unsqueeze(2)?;
-        result = reflected(&vectors.narrow(2, place, 1)?, &factor, &result)?;
-    }
-    Ok(result)
+    let (count, rows) = (vectors.shape()[0], vectors.shape()[1]);
+    let start = identity(vectors, rows)?.narrow(1, 0, columns)?.expand(&[count, rows, columns])?;
+    reflectors::reflected(vectors, &tau.unsqueeze(2)?, &start, false)
 }
 
 pub(super) fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
