@@ -10,7 +10,8 @@ from .compiler import disable as _disable_dynamo
 __all__ = [
     "AcceleratorError", "Tag", "legacy_contiguous_format", "set_anomaly_enabled",
     "chalf", "compiled_with_cxx11_abi", "get_device_module", "is_vulkan_available", "is_warn_always_enabled", "jagged", "layout",
-    "set_warn_always", "set_vital", "vitals_enabled", "read_vitals", "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "_assert", "_assert_async", "_int_mm", "_has_compatible_shallow_copy_type",
+    "set_warn_always", "set_vital", "vitals_enabled", "read_vitals",
+    "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "_assert", "_assert_async", "_int_mm", "_has_compatible_shallow_copy_type",
     "_disable_dynamo", "clear_autocast_cache", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "has_lapack", "has_mkl", "has_openmp", "has_spectral",
     "is_autocast_cpu_enabled", "set_autocast_cache_enabled", "sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "sym_sqrt", "sym_sum",
     "to_dlpack", "DisableTorchFunction", "DisableTorchFunctionSubclass",
