@@ -1,8 +1,8 @@
 """Functions that the backward pass runs again (`torch.utils.checkpoint`)."""
 
 import contextlib
-import functools
 import enum
+import functools
 import sys
 import warnings
 
