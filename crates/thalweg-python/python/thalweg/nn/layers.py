@@ -37,6 +37,8 @@ def _check_matrix(embeddings):
     if embeddings.dim() != 2:
         raise AssertionError("Embeddings parameter is expected to be 2-dimensional")
 
+_LINEAR = F.linear
+
 
 class Identity(Module):
     """Returns its input."""
@@ -66,7 +68,9 @@ class Linear(Module):
             init.uniform_(self.bias, -bound, bound)
 
     def forward(self, input):
-        return F.linear(input, self.weight, self.bias)
+        # The operator itself, unless a program has put a function in the place of `functional.linear`.
+        linear = _core.linear if F.linear is _LINEAR else F.linear
+        return linear(input, self.weight, self.bias)
 
     def extra_repr(self):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
