@@ -278,7 +278,7 @@ def test_loaders_of_libraries_have_passes_of_their_own():
             self.taken += 1
             return index
     one = Pass(DataLoader(Squares(5), batch_size=2))
-    assert [len(batch[0]) for batch in one] == [2, 2, 1] and one.taken == 3 and one._timeout == 0 and not one._persistent_workers
+    assert [len(batch[0]) for batch in one] == [2, 2, 1] and one.taken == 3 and one._timeout == 0
     one._reset(None)
     assert one.taken == 0 and next(one)[0].tolist() == [0, 1]
     rows = dataloader._DatasetKind.create_fetcher(dataloader._DatasetKind.Iterable, Counted(3), True, list, False)

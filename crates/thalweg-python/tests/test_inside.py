@@ -216,7 +216,8 @@ def test_passes_over_loaders_are_replaced_in_part():
     class Own:
         """A data loader that a library defines, with the attributes that an iterator over it reads."""
 
-        dataset, collate_fn, drop_last, num_workers, pin_memory, generator = range(5), list, False, 0, False, None
+        dataset, collate_fn, drop_last, num_workers, pin_memory, generator, timeout = range(5), list, False, 0, False, None, 0
+        _IterableDataset_len_called, persistent_workers = None, False
         _dataset_kind, _auto_collation, _index_sampler = dataloader._DatasetKind.Map, True, [[0, 1], [4]]
 
     assert list(dataloader._SingleProcessDataLoaderIter(Own())) == [[0, 1], [4]]
@@ -224,7 +225,8 @@ def test_passes_over_loaders_are_replaced_in_part():
     class Backwards(dataloader._SingleProcessDataLoaderIter):
         def _reset(self, loader, first_iter=False):
             self._num_yielded, self._sampler_iter = 0, reversed(self._index_sampler)
-    assert list(Backwards(Own())) == [[4], [0, 1]]
+    again = Backwards(Own())
+    assert list(again) == [[0, 1], [4]] and again._reset(None) is None and list(again) == [[4], [0, 1]]
     fetcher = dataloader._DatasetKind.create_fetcher(dataloader._DatasetKind.Iterable, range(3), True, list, False)
     assert fetcher.fetch([None, None]) == [0, 1] and fetcher.fetch([None, None]) == [2]
 

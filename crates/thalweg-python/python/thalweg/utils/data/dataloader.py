@@ -31,10 +31,10 @@ class _BaseDataLoaderIter:
     def __init__(self, loader):
         self._dataset, self._dataset_kind, self._index_sampler = loader.dataset, loader._dataset_kind, loader._index_sampler
         self._auto_collation, self._drop_last, self._collate_fn = loader._auto_collation, loader.drop_last, loader.collate_fn
-        self._num_workers, self._pin_memory, self._pin_memory_device = loader.num_workers, loader.pin_memory, loader.pin_memory_device
-        self._timeout, self._prefetch_factor, self._persistent_workers = loader.timeout, loader.prefetch_factor, loader.persistent_workers
-        # Numbers that pipes of data and checks of lengths would use.
-        self._world_size, self._rank, self._shared_seed, self._IterableDataset_len_called = 1, 0, None, None
+        self._num_workers, self._pin_memory, self._timeout = loader.num_workers, loader.pin_memory, loader.timeout
+        self._persistent_workers, self._IterableDataset_len_called = loader.persistent_workers, loader._IterableDataset_len_called
+        # What pipes of data and former releases would use.
+        self._world_size, self._rank, self._shared_seed, self._pin_memory_device = 1, 0, None, None
         _BaseDataLoaderIter._reset(self, loader)
         # Every pass draws a seed, as one with workers does: the numbers that a program draws later do not depend on `num_workers`.
         self._base_seed = _core.empty([], dtype=_core.int64).random_(generator=loader.generator).item()
