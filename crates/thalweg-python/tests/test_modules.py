@@ -390,3 +390,22 @@ def test_results_and_containers_by_name():
     assert accessor.swap_tensor("0.weight", other) is known and accessor.get_tensor("0.weight") is other
     with raises(AttributeError, "has no attribute `nosuch`"):
         accessor.swap_tensor("0.nosuch", other)
+
+
+def test_sizes_are_integers_of_any_class():
+    class Size:
+        """An integer that is none of Python's, as those of NumPy."""
+
+        def __init__(self, value):
+            self.value = value
+
+        def __index__(self):
+            return self.value
+
+        __int__ = __index__
+    import numbers
+    numbers.Integral.register(Size)
+    two, x = Size(2), th.ones(1, 2, 4, 4)
+    for module in (nn.MaxPool2d(two), nn.Upsample(size=two), nn.AdaptiveAvgPool2d(two)):
+        assert module(x).shape == (1, 2, 2, 2)
+    assert nn.ZeroPad2d(two)(x).shape == (1, 2, 8, 8) and nn.Unfold(two)(x).shape == (1, 8, 9)

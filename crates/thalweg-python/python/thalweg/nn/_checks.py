@@ -1,6 +1,7 @@
 """Checks of modules and functions of networks before they compute, with PyTorch's exception classes."""
 
 import math
+import numbers
 
 from .. import _core
 from .._warnings import warn as _warn
@@ -187,7 +188,7 @@ def check_interpolation(input, size, scale_factor, mode, align_corners, recomput
     sizes = scales = None
     if size is not None:
         sizes = _of_all("output", size, dims, spatial)
-        if not all(isinstance(one, int) or (isinstance(one, _core.Tensor) and not one.is_floating_point()) for one in sizes):
+        if not all(isinstance(one, numbers.Integral) or (isinstance(one, _core.Tensor) and not one.is_floating_point()) for one in sizes):
             raise TypeError("expected size to be one of int or Tuple[int] or Tuple[int, int] or Tuple[int, int, int], but got size with types "
                             f"{[type(one) for one in sizes]}")
         sizes = [int(one) for one in sizes]

@@ -4,6 +4,7 @@ A name that is not defined below is the operator of that name.
 """
 
 import math
+import numbers
 
 from .. import _core, _left_out, _operators
 from .._warnings import warn as _warn
@@ -302,7 +303,7 @@ def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=
 
 def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
     """Returns the input divided by its norm along a dimension."""
-    norm = _core.linalg_vector_norm(input, p, [dim] if isinstance(dim, int) else dim, True).clamp_min(eps).expand_as(input)
+    norm = _core.linalg_vector_norm(input, p, [dim] if isinstance(dim, numbers.Integral) else dim, True).clamp_min(eps).expand_as(input)
     return _core.div(input, norm, out=out)
 
 
@@ -344,7 +345,7 @@ def _fractional(dims):
             if len(ratios) > dims:
                 raise ValueError(f"{name} requires output_ratio to either be a single Int or tuple of Ints.")
             output_size = [int(size * ratio) for size, ratio in zip(input.shape[-dims:], ratios)]
-        sizes = [[size] * dims if isinstance(size, int) else list(size) for size in (kernel_size, output_size)]
+        sizes = [[size] * dims if isinstance(size, numbers.Integral) else list(size) for size in (kernel_size, output_size)]
         if _random_samples is None:
             batch = 1 if input.dim() == dims + 1 else input.shape[0]
             _random_samples = _core.rand([batch, input.shape[-dims - 1], dims], dtype=input.dtype, device=input.device)
@@ -371,7 +372,7 @@ def _unpool(dims):
 
     def max_unpool(input, indices, kernel_size, stride=None, padding=0, output_size=None):
         kernel, steps, edges = (
-            [value] * dims if isinstance(value, int) else list(value) for value in (kernel_size, kernel_size if stride is None else stride, padding))
+            [value] * dims if isinstance(value, numbers.Integral) else list(value) for value in (kernel_size, kernel_size if stride is None else stride, padding))
         output_size = _checks.check_unpooled(input, kernel, steps, edges, output_size)
         if dims == 1:
             return operator(input.unsqueeze(-2), indices.unsqueeze(-2), [1, *output_size]).squeeze(-2)
@@ -403,7 +404,7 @@ def _norm_pool(dims):
     average = getattr(_core, f"avg_pool{dims}d")
 
     def lp_pool(input, norm_type, kernel_size, stride=None, ceil_mode=False):
-        places = kernel_size**dims if isinstance(kernel_size, int) else math.prod(kernel_size)
+        places = kernel_size**dims if isinstance(kernel_size, numbers.Integral) else math.prod(kernel_size)
         means = average(input.pow(norm_type), kernel_size, [] if stride is None else stride, 0, ceil_mode)
         # Written as in PyTorch, so that it has the same gradient at 0.
         return (means.sign() * means.abs().relu() * places).pow(1.0 / norm_type)
@@ -427,7 +428,7 @@ def local_response_norm(input, size, alpha=1e-4, beta=0.75, k=1.0):
 
 
 def _adaptive_sizes(input, output_size, dims):
-    is_list = not (output_size is None or isinstance(output_size, int))
+    is_list = not (output_size is None or isinstance(output_size, numbers.Integral))
     sizes = list(output_size) if is_list else [output_size] * dims
     if is_list and dims > 1 and input.dim() <= len(sizes):
         raise ValueError(f"Input dimension should be at least {len(sizes) + 1}")
@@ -653,7 +654,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
 
 
 def _pair(value):
-    return [value] * 2 if isinstance(value, int) else list(value)
+    return [value] * 2 if isinstance(value, numbers.Integral) else list(value)
 
 
 def unfold(input, kernel_size, dilation=1, padding=0, stride=1):
@@ -694,9 +695,9 @@ def _convolution(name, dims):
         if padding == "valid":
             padding = 0
         elif padding == "same":
-            if any(step != 1 for step in ([stride] if isinstance(stride, int) else stride)):
+            if any(step != 1 for step in ([stride] if isinstance(stride, numbers.Integral) else stride)):
                 raise RuntimeError("padding='same' is not supported for strided convolutions")
-            sides = _same_padding(weight.shape[2:], [dilation] * dims if isinstance(dilation, int) else dilation)
+            sides = _same_padding(weight.shape[2:], [dilation] * dims if isinstance(dilation, numbers.Integral) else dilation)
             padding = [before for before, _ in sides]
             # If there is one more after than before, that one is added by a separate pad first.
             if any(behind > before for before, behind in sides):

@@ -1,5 +1,6 @@
 """Modules of layers (`torch.nn.Linear` and others), with PyTorch's parameters and initial values."""
 
+import collections.abc
 import math
 import warnings
 
@@ -12,7 +13,7 @@ from .parameter import Parameter
 
 
 def _tuple(value, dims):
-    return (value,) * dims if isinstance(value, int) else tuple(value)
+    return tuple(value) if isinstance(value, collections.abc.Iterable) else (value,) * dims
 
 
 def _empty(shape, device, dtype):

@@ -1,5 +1,7 @@
 """Modules of padding (`torch.nn.ConstantPad2d` and others)."""
 
+import numbers
+
 from . import functional as F
 from .module import Module
 
@@ -9,7 +11,7 @@ class _Pad(Module):
 
     def __init__(self, padding):
         super().__init__()
-        self.padding = (padding,) * (2 * self._dims) if isinstance(padding, int) else tuple(padding)
+        self.padding = (padding,) * (2 * self._dims) if isinstance(padding, numbers.Integral) else tuple(padding)
         if len(self.padding) != 2 * self._dims:
             raise ValueError(f"{type(self).__name__}: padding has {2 * self._dims} numbers, not {len(self.padding)}")
 

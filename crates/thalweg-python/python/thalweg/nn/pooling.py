@@ -1,5 +1,7 @@
 """Modules of pools (`torch.nn.MaxPool2d` and its like)."""
 
+import numbers
+
 from . import functional as F
 from .module import Module
 
@@ -222,7 +224,7 @@ class _FractionalMaxPool(Module):
     def __init__(self, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
         super().__init__()
         name, dims = type(self).__name__, self._dims
-        sizes = [kernel_size] if isinstance(kernel_size, int) else kernel_size
+        sizes = [kernel_size] if isinstance(kernel_size, numbers.Integral) else kernel_size
         if dims == 3 and not all(size > 0 for size in sizes):
             raise ValueError(f"kernel_size must greater than 0, but got {kernel_size}")
         if output_size is None and output_ratio is None:
