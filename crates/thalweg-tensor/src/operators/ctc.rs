@@ -82,8 +82,12 @@ fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
     let total = inside.unsqueeze(2)?.select_where(&wide.exp()?, &number(0.0)?)?.sum(&[0, 2], false)?;
     let loss = loss.add(&total.sub(&total.detach())?)?;
     let is_impossible = loss.detach().gt_scalar(-IMPOSSIBLE / 2.0)?;
-    let otherwise = number(if call.bool(6) { 0.0 } else { f64::INFINITY })?;
-    let loss = is_impossible.select_where(&otherwise, &loss)?;
+    let mut loss = is_impossible.select_where(&number(0.0)?, &loss)?;
+    if !call.bool(6) {
+        // Infinite, with the gradient NaN at the times of the sequence, as in PyTorch.
+        let zero = total.mul_scalar(0.0)?;
+        loss = loss.sub(&is_impossible.select_where(&zero, &number(1.0)?)?.log()?)?;
+    }
     let result = match call.int(5) {
         0 if given.rank() == 2 => loss.reshape(())?,
         0 => loss,
