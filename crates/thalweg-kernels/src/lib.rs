@@ -18,6 +18,7 @@
 //! - The ranges that a launch touches are derived from the description only, and the host function reads and writes nothing else.
 #![forbid(unsafe_code)]
 
+pub mod alignments;
 mod arguments;
 pub mod attention;
 pub mod bags;
@@ -72,6 +73,7 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
+    all.extend(alignments::sources());
     all.extend(bags::sources());
     all.extend(compact::sources());
     all.extend(extremum_columns::sources());

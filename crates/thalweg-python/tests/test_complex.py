@@ -46,7 +46,7 @@ def test_functions_are_pytorchs_at_extreme_points():
     for dtype, function, z, expected in results():
         # Near 1, PyTorch's arccos is accurate to ten digits.
         tolerance = 2e-6 if dtype == "complex64" else 1e-9 if function == "acos" else 1e-13
-        found = points.called(thalweg, function, th.tensor(z, dtype=getattr(thalweg, dtype))).tolist()
+        found = points.called(th, function, th.tensor(z, dtype=getattr(th, dtype))).tolist()
         for point, ours, theirs in zip(z, found, expected):
             if function in points.FINITE and not (size(point) < 1e9 and size(theirs) < 1e30):
                 continue
@@ -64,11 +64,11 @@ def test_gradients_are_derivatives():
     # The derivative of a holomorphic function, by a difference along each axis, conjugated.
     z = th.tensor([0.3 + 0.4j, -1.5 + 0.7j, 2.0 - 3.0j, -0.2 - 0.9j], dtype=th.complex128, requires_grad=True)
     for function in points.EXACT + ("expm1", "log1p", "sinc", "silu", "sigmoid"):
-        value = points.called(thalweg, function, z)
+        value = points.called(th, function, z)
         gradient, = th.autograd.grad(value, z, th.ones_like(value))
         for step in (1e-6, 1e-6j):
             with th.no_grad():
-                high, low = (points.called(thalweg, function, z + sign * step) for sign in (1, -1))
+                high, low = (points.called(th, function, z + sign * step) for sign in (1, -1))
                 slope = ((high - low) / (2 * step)).conj()
             assert th.allclose(gradient, slope, rtol=1e-6, atol=1e-7), f"{function} {gradient.tolist()} {slope.tolist()}"
 

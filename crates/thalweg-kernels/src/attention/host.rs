@@ -42,9 +42,7 @@ pub struct Outputs<'e, T: Copy> {
     pub grad_k: &'e [Cell<T>],
     /// The gradient of the values.
     pub grad_v: &'e [Cell<T>],
-    /// The gradient of the mask.
-    pub grad_mask: &'e [Cell<T>],
-    /// The logarithms, or the sums.
+    /// The logarithms, the sums, or the parts of the gradient of the mask.
     pub numbers: &'e [Cell<f32>],
 }
 
@@ -76,7 +74,7 @@ pub fn run_on_host<T: Element>(
         return;
     }
     if pass == Pass::Mask {
-        return gradient_of_mask(attention, read, write.grad_mask);
+        return gradient_of_mask(attention, read, write.numbers);
     }
     for (batch, head) in (0..batch).flat_map(|batch| (0..heads).map(move |head| (batch, head))) {
         let kv_head = head / (heads / kv_heads);
@@ -290,11 +288,17 @@ fn gradient_of_keys<T: Element>(
     }
 }
 
-fn gradient_of_mask<T: Element>(attention: &Attention, read: Operands<'_, T>, write: &[Cell<T>]) {
+fn gradient_of_mask<T: Element>(attention: &Attention, read: Operands<'_, T>, write: &[Cell<f32>]) {
     let PerOperand { q, k, v, grad_o, .. } = attention.strides;
-    let Attention { batch, heads, kv_heads, queries, .. } = *attention;
+    let Attention { batch, heads, kv_heads, queries, grad_mask, mask_parts, .. } = *attention;
     let mut all = vec![0.0_f32; write.len()];
+    let across = if grad_mask.head == 0 { heads } else { 1 };
+    let pairs = if grad_mask.batch == 0 { batch * across } else { across };
     for (batch, head) in (0..batch).flat_map(|batch| (0..heads).map(move |head| (batch, head))) {
+        let pair = if grad_mask.batch == 0 { batch * across } else { 0 } + head % across;
+        // The last part that begins at the pair or before it.
+        let part = ((pair + 1) * mask_parts - 1) / pairs;
+        let part = &mut all[(part * attention.elements_of_mask_part()) as usize..];
         let shared = (batch, head / (heads / kv_heads));
         let keys = rows(attention, read.k, k, shared, attention.keys);
         let values = rows(attention, read.v, v, shared, attention.keys);
@@ -307,9 +311,9 @@ fn gradient_of_mask<T: Element>(attention: &Attention, read: Operands<'_, T>, wr
                 let factor = factor(attention, &read, (batch, head), query, key);
                 let score = dot(&own, &keys[key]) * attention.scale() + mask;
                 let (_, score) = weight(score, sums, dot(&gradient, &values[key]) * factor);
-                all[place(attention.grad_mask, (batch, head), query, key)] += score;
+                part[place(grad_mask, (batch, head), query, key)] += score;
             }
         }
     }
-    write.iter().zip(all).for_each(|(to, value)| to.set(T::from_f64(f64::from(value))));
+    write.iter().zip(all).for_each(|(to, value)| to.set(value));
 }

@@ -1,5 +1,5 @@
 // The gradient of the mask that is added to the scores. A block owns 64 queries × TILE keys of it (fewer along repeated dimensions),
-// and goes through all scores to which these mask elements are added.
+// and goes through the scores to which these mask elements are added: of one part of the heads along which the mask repeats.
 #include "tiles.cuh"
 
 constexpr u32 OWN_BYTES = 64 * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
@@ -52,7 +52,7 @@ DEVICE void add_gradients(f32 (&sum)[TILE / 2], const arguments& x, const place 
 }
 
 // Sums the elements that repeat within a tile, and writes the sums.
-DEVICE void store_gradients(const arguments& x, f32* const tile, const f32 (&sum)[TILE / 2], const range batches, const range heads, const range queries, const range keys) {
+DEVICE void store_gradients(const arguments& x, f32* const part, f32* const tile, const f32 (&sum)[TILE / 2], const range batches, const range heads, const range queries, const range keys) {
     const u32 thread = threadIdx.x, lane = thread % 32;
     constexpr u32 ROW = TILE + 1;
     __syncthreads();
@@ -61,7 +61,7 @@ DEVICE void store_gradients(const arguments& x, f32* const tile, const f32 (&sum
         tile[(thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8) * ROW + i / 4 * 8 + lane % 4 * 2 + i % 2] = sum[i];
     }
     __syncthreads();
-    u16* const to = x.grad_mask.at + batches.from * x.grad_mask.batch + heads.from * x.grad_mask.head;
+    f32* const to = part + batches.from * x.grad_mask.batch + heads.from * x.grad_mask.head;
     const u32 rows = x.grad_mask.row ? 64 : 1, columns = x.grad_mask_key ? TILE : 1;
     for (u32 at = thread; at < rows * columns; at += THREADS) {
         const u32 row = at / columns, column = at % columns;
@@ -71,7 +71,7 @@ DEVICE void store_gradients(const arguments& x, f32* const tile, const f32 (&sum
         for (u32 i = row; i < (rows == 1 ? 64 : row + 1); ++i) {
             for (u32 j = column; j < (columns == 1 ? TILE : column + 1); ++j) { all += tile[i * ROW + j]; }
         }
-        to[query * x.grad_mask.row + key * x.grad_mask_key] = u16(pair(all, 0));
+        to[query * x.grad_mask.row + key * x.grad_mask_key] = all;
     }
 }
 
@@ -83,28 +83,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     const range queries = range_of(item, x.grad_mask.row, (x.queries + 63) / 64);
     const range heads = range_of(item, x.grad_mask.head, x.heads);
     const range batches = range_of(item, x.grad_mask.batch, x.all_heads / x.heads);
+    // What remains is the number of the part.
+    const i64 across = heads.to - heads.from, pairs = (batches.to - batches.from) * across;
+    const range own = {item * pairs / x.grad_mask_parts, (item + 1) * pairs / x.grad_mask_parts};
     f32 sum[TILE / 2];
     #pragma unroll
     for (u32 i = 0; i < TILE / 2; ++i) { sum[i] = 0; }
-    for (i64 batch = batches.from; batch < batches.to; ++batch) {
-        for (i64 head = heads.from; head < heads.to; ++head) {
-            for (i64 query = queries.from; query < queries.to; ++query) {
-                const place at = {batch, head, query * 64};
+    for (i64 pair = own.from; pair < own.to; ++pair) {
+        const i64 batch = batches.from + pair / across, head = heads.from + pair % across, kv_head = head / x.shared;
+        for (i64 query = queries.from; query < queries.to; ++query) {
+            const place at = {batch, head, query * 64};
+            __syncthreads();
+            copy_tile<64, THREADS>(q, x.q.at + batch * x.q.batch + head * x.q.head, x.q.row, at.first, x.queries, x.columns, threadIdx.x);
+            copy_tile<64, THREADS>(q + OWN_BYTES, x.grad_o.at + batch * x.grad_o.batch + head * x.grad_o.head, x.grad_o.row, at.first, x.queries, x.columns, threadIdx.x);
+            for (i64 key = keys.from; key < keys.to; ++key) {
                 __syncthreads();
-                copy_tile<64, THREADS>(q, x.q.at + batch * x.q.batch + head * x.q.head, x.q.row, at.first, x.queries, x.columns, threadIdx.x);
-                copy_tile<64, THREADS>(q + OWN_BYTES, x.grad_o.at + batch * x.grad_o.batch + head * x.grad_o.head, x.grad_o.row, at.first, x.queries, x.columns, threadIdx.x);
-                for (i64 key = keys.from; key < keys.to; ++key) {
-                    const i64 kv_head = head / x.shared;
-                    __syncthreads();
-                    copy_tile<TILE, THREADS>(k, x.k.at + batch * x.k.batch + kv_head * x.k.head, x.k.row, key * TILE, x.keys, x.columns, threadIdx.x);
-                    copy_tile<TILE, THREADS>(k + TILE_BYTES, x.v.at + batch * x.v.batch + kv_head * x.v.head, x.v.row, key * TILE, x.keys, x.columns, threadIdx.x);
-                    copies_commit();
-                    copies_wait<0>();
-                    __syncthreads();
-                    add_gradients(sum, x, at, key * TILE, q, k);
-                }
+                copy_tile<TILE, THREADS>(k, x.k.at + batch * x.k.batch + kv_head * x.k.head, x.k.row, key * TILE, x.keys, x.columns, threadIdx.x);
+                copy_tile<TILE, THREADS>(k + TILE_BYTES, x.v.at + batch * x.v.batch + kv_head * x.v.head, x.v.row, key * TILE, x.keys, x.columns, threadIdx.x);
+                copies_commit();
+                copies_wait<0>();
+                __syncthreads();
+                add_gradients(sum, x, at, key * TILE, q, k);
             }
         }
     }
-    store_gradients(x, (f32*)(memory + (aligned - shared_address(memory))), sum, batches, heads, queries, keys);
+    f32* const part = x.grad_mask_at + item * x.grad_mask_part;
+    store_gradients(x, part, (f32*)(memory + (aligned - shared_address(memory))), sum, batches, heads, queries, keys);
 }

@@ -43,6 +43,9 @@ pub const CHUNK: u64 = 8;
 /// Rows of the [sums](PerOperand) of a head are padded to a multiple of this.
 const PADDING: u64 = 128;
 
+/// The number of blocks of the gradient of a mask for each multiprocessor: as many as its shared memory has room for.
+const BLOCKS_OF_MASK: u64 = 4;
+
 /// The most bytes of keys and values of all heads in flight together: about half of a large GPU's cache.
 const CACHED_BYTES: u64 = 24 << 20;
 
@@ -157,8 +160,11 @@ pub struct Attention {
     pub strides: PerOperand<Strides>,
     /// The mask, if there is one. A query whose keys all have −∞ or are not seen has zeros as result, and gradients of 0.
     pub mask: Option<Mask>,
-    /// The strides of the gradient of the mask, in its own pass: 0 where the mask repeats or has one element.
+    /// The strides of a part of the gradient of the mask, in its own pass: 0 where the mask repeats or has one element.
     pub grad_mask: MaskStrides,
+    /// The number of parts into which the heads (of all batches) along which the mask repeats are divided. Each has its own sums, in
+    /// f32, one part after another; the gradient is their sum.
+    pub mask_parts: u64,
     /// The dropout of weights, if there is one.
     pub dropout: Option<Dropout>,
 }
@@ -238,14 +244,14 @@ pub struct Addresses {
     pub sums: u64,
     /// The mask.
     pub mask: u64,
-    /// The gradient of the mask.
+    /// The parts of the gradient of the mask, in f32.
     pub grad_mask: u64,
     /// Seed and offset of the generator that dropout draws from, as two int64.
     pub state: u64,
 }
 
 /// The number of 8-byte words that [`AttentionPass::pack`] writes.
-pub const ARGUMENT_WORDS: usize = 58;
+pub const ARGUMENT_WORDS: usize = 60;
 
 impl Attention {
     /// Returns the factor of the scores.
@@ -305,6 +311,24 @@ impl Attention {
             Some(mask) => self.span_of_scores(mask.strides, self.mask_bytes()),
             None => (0, Touch::default()),
         }
+    }
+
+    /// Returns the number of elements of a part of the gradient of the mask, whose strides leave no gaps.
+    #[must_use]
+    pub fn elements_of_mask_part(&self) -> u64 {
+        self.span_of_scores(self.grad_mask, 1).0
+    }
+
+    /// Returns the number of [parts](Self::mask_parts) that keep this number of multiprocessors busy.
+    #[must_use]
+    pub fn parts_of_mask(&self, processors: u32) -> u64 {
+        let MaskStrides { batch, head, query, key } = self.grad_mask;
+        let repeated = |step: u64, count: u64| if step == 0 { count } else { 1 };
+        let pairs = repeated(batch, self.batch) * repeated(head, self.heads);
+        let tiles = |step: u64, count: u64| if step == 0 { 1 } else { count.div_ceil(64) };
+        let blocks =
+            self.batch * self.heads / pairs.max(1) * tiles(query, self.queries) * tiles(key, self.keys);
+        (u64::from(processors) * BLOCKS_OF_MASK).div_ceil(blocks.max(1)).min(pairs).max(1)
     }
 
     /// Returns the size of an element of the mask.
@@ -376,7 +400,7 @@ impl AttentionPass {
                 let MaskStrides { batch: of_batch, head, query, key } = self.attention.grad_mask;
                 let own = |step: u64, count: u64| if step == 0 { 1 } else { count };
                 let tiles = own(query, queries.div_ceil(64)) * own(key, keys.div_ceil(self.unit().tile()));
-                [tiles, own(of_batch, batch) * own(head, heads)]
+                [tiles, own(of_batch, batch) * own(head, heads) * self.attention.mask_parts]
             }
             _ => [queries.div_ceil(self.unit().rows()), batch * heads],
         }
@@ -431,7 +455,7 @@ impl AttentionPass {
     /// addresses of lse and sums; heads, queries' heads per head of keys, queries, keys, padded queries, blocks per head, heads
     /// of a band, heads of all batches; features, and flags for causal (bit 0), a mask (bit 1) of truth values (bit 2) and
     /// dropout (bit 3); scale in base 2, and scale; the numbers of dtype and pass; address and strides of the mask and of its
-    /// gradient; the address of the generator's state, how many of 2¹⁶ values keep a weight, and the factor of those weights.
+    /// gradient, elements of a part and number of parts of that; the address of the generator's state, how many of 2¹⁶ values keep a weight, and the factor of those weights.
     #[must_use]
     pub fn pack(&self, at: &Addresses) -> [u64; ARGUMENT_WORDS] {
         let Attention { batch, heads, kv_heads, queries, keys, features, is_causal, mask, .. } =
@@ -474,6 +498,8 @@ impl AttentionPass {
             of_mask.head,
             of_mask.query,
             of_mask.key,
+            self.attention.elements_of_mask_part(),
+            self.attention.mask_parts,
             at.state,
             halves(kept, rescale.to_bits()),
         ]);
@@ -486,7 +512,7 @@ impl AttentionPass {
         let words = crate::arguments::words::<ARGUMENT_WORDS>(bytes)?;
         let (operands, rest) = words.split_at(32);
         let (rest, of_scores) = rest.split_at(14);
-        let (of_masks, drawn) = of_scores.split_at(10);
+        let (of_masks, drawn) = of_scores.split_at(12);
         let [lse, sums, heads, shared, queries, keys, _, _, _, all, features, scale, dtype, pass] =
             *rest.as_array()?;
         let strides = |of: &[u64]| {
@@ -494,7 +520,7 @@ impl AttentionPass {
             Some(MaskStrides { batch, head, query, key })
         };
         let (flags, [state, kept]) = (features >> 32, *drawn.as_array()?);
-        let (added, grad_mask) = (strides(&of_masks[1..5])?, strides(&of_masks[6..])?);
+        let (added, grad_mask) = (strides(&of_masks[1..5])?, strides(&of_masks[6..10])?);
         let of_operands = std::array::from_fn(|at| Strides {
             batch: operands[at * 4 + 1],
             head: operands[at * 4 + 2],
@@ -513,6 +539,7 @@ impl AttentionPass {
             strides: PerOperand::of(of_operands),
             mask: (flags & 2 != 0).then_some(Mask { strides: added, is_truth: flags & 4 != 0 }),
             grad_mask,
+            mask_parts: of_masks[11],
             dropout: (flags & 8 != 0).then_some(Dropout { kept: kept as u32 }),
         };
         let pass = *Pass::ALL.get(usize::try_from(pass).ok()?)?;

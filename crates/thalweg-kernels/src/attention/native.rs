@@ -96,8 +96,8 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
                 write(5),
             ]),
             Pass::Mask => {
-                let (span, touch) = attention.span_of_scores(attention.grad_mask, size);
-                let write = Access::write(DevicePointer::new(at.grad_mask), span * size).touching(touch);
+                let bytes = attention.mask_parts * attention.elements_of_mask_part() * 4;
+                let write = Access::write(DevicePointer::new(at.grad_mask), bytes);
                 Accesses::from_iter([
                     read(0),
                     read(1),
@@ -241,7 +241,7 @@ fn run_backward_typed<T: Element>(
         truths,
         state,
     };
-    let none = Outputs { rows: &[], grad_k: &[], grad_v: &[], grad_mask: &[], numbers: &[] };
+    let none = Outputs { rows: &[], grad_k: &[], grad_v: &[], numbers: &[] };
     let numbers = Cell::from_mut(sums.as_mut_slice()).as_slice_of_cells();
     super::run_on_host(attention, Pass::Sums, operands, Outputs { numbers, ..none });
     let operands = Operands { sums: &sums, ..operands };
@@ -268,7 +268,8 @@ fn run_typed<T: Element>(
 ) -> Result<(), HostFault> {
     let AttentionPass { attention, pass, .. } = kernel;
     let (spans, addresses) = (attention.spans().list(), at.operands.list());
-    let [lse, sums] = [attention.lse(), attention.sums()].map(|count| count as usize);
+    let of_mask = attention.mask_parts * attention.elements_of_mask_part();
+    let [lse, sums, of_mask] = [attention.lse(), attention.sums(), of_mask].map(|count| count as usize);
     let is_sums = *pass == Pass::Sums;
     let backward = !is_sums && *pass != Pass::Forward;
     let read = |place: usize, is: bool| -> Result<&[T], HostFault> {
@@ -302,15 +303,12 @@ fn run_typed<T: Element>(
     };
     let outputs = Outputs {
         rows: if *pass == Pass::Forward { write(3, true)? } else { write(5, *pass == Pass::Queries)? },
-        grad_mask: match (pass, attention.span_of_scores(attention.grad_mask, 1).0) {
-            (Pass::Mask, span @ 1..) => launch.cells::<T>(DevicePointer::new(at.grad_mask), span as usize)?,
-            _ => &[],
-        },
         grad_k: write(6, *pass == Pass::Keys)?,
         grad_v: write(7, *pass == Pass::Keys)?,
         numbers: match pass {
             Pass::Forward if lse > 0 => launch.cells::<f32>(DevicePointer::new(at.lse), lse)?,
             Pass::Sums if sums > 0 => launch.cells::<f32>(DevicePointer::new(at.sums), sums)?,
+            Pass::Mask if of_mask > 0 => launch.cells::<f32>(DevicePointer::new(at.grad_mask), of_mask)?,
             _ => &[],
         },
     };

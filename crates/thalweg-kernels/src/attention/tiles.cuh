@@ -87,9 +87,13 @@ struct arguments {
     // The mask that is added to the scores: strides along batches, heads, queries and keys; 0 along repeated dimensions.
     operand mask;
     i64 mask_key;
-    // The gradient of the mask, in the layout of the mask.
-    operand grad_mask;
-    i64 grad_mask_key;
+    // The gradient of the mask: the sums over each part of the heads along which it repeats, in the layout of the mask, with this
+    // number of elements from one part to the next, and the number of parts.
+    f32* grad_mask_at;
+    struct {
+        i64 batch, head, row;
+    } grad_mask;
+    i64 grad_mask_key, grad_mask_part, grad_mask_parts;
     // Seed and offset of the draws, the share of kept weights in units of 2⁻¹⁶, and the factor of the kept weights.
     const u64* state;
     u32 kept;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use thalweg_driver::DevicePointer;
 use thalweg_ir::DType;
+use thalweg_kernels::alignments::Alignments;
 use thalweg_kernels::compact::{self, Compact};
 use thalweg_kernels::decompose::{Decompose, Method};
 use thalweg_kernels::extremum_columns::{self, ColumnsStep, ExtremumColumns};
@@ -71,6 +72,11 @@ fn rows_are_read_as_they_are_written() {
     check(
         &Placed { kernel: search, at: at::<3>() },
         &[("places", &[0x3000]), ("rows", &[3]), ("length", &[5]), ("count", &[7]), ("right", &[1])],
+    );
+    let ways = Alignments { times: 3, batch: 5, states: 7, is_gradient: true };
+    check(
+        &Placed { kernel: ways, at: at::<7>() },
+        &[("result", &[0x7000]), ("times", &[3]), ("batch", &[5]), ("states", &[7]), ("is_gradient", &[1])],
     );
     let scan = Scan { op: ScanOp::Max, outer: 3, length: 16, inner: 1, reversed: true, dtype };
     check(

@@ -18,9 +18,9 @@ use thalweg_ir::{DType, Layout, Scalar, Shape};
 use super::{LoopArguments, LoopLaunch, LowerError, Operand, Place, Points, Result, Step, Steps};
 use crate::definition::{DTypeRule, LoopOp};
 use crate::structured::{
-    CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_COMBINE, CHANNEL_NORM_FOLD,
-    CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_GRADIENTS, CHANNEL_NORM_PARTS, CHANNEL_NORM_STATISTICS,
-    CHANNEL_NORM_SUMS,
+    CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_BACKWARD_OF_BATCH, CHANNEL_NORM_COMBINE,
+    CHANNEL_NORM_FOLD, CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_GRADIENTS, CHANNEL_NORM_PARTS,
+    CHANNEL_NORM_STATISTICS, CHANNEL_NORM_SUMS,
 };
 
 /// The number of rows that keeps a GPU busy.
@@ -186,23 +186,48 @@ impl ChannelNorm {
         let inputs = [&of_parts(&x)?, &mean_of, &inverse_of, &of_parts(&gradient)?];
         launches.reduce(&CHANNEL_NORM_SUMS, &inputs, (&[], &parts.inner), &[along.clone(), sum.clone()])?;
         let first = usize::from(call.of_input.is_some());
+        let mut of_channels = None;
         if let Some(dtype) = call.of_parameters {
             let layout = Layout::contiguous(&[self.groups * self.channels]);
-            let output = |at| Value { place: Place::Output(first + at), dtype, layout: layout.clone() };
-            launches.reduce(&CHANNEL_NORM_FOLD, &[&along, &sum], (&[], &[0, 1]), &[output(0), output(1)])?;
+            let outputs =
+                [0, 1].map(|at| Value { place: Place::Output(first + at), dtype, layout: layout.clone() });
+            launches.reduce(&CHANNEL_NORM_FOLD, &[&along, &sum], (&[], &[0, 1]), &outputs)?;
+            of_channels = Some(outputs).filter(|_| dtype == launches.compute);
         }
         if let Some(layout) = call.of_input {
-            let spread = reshaped(&weight.layout, &[1, 1, self.groups, self.channels])?.expand(&results)?;
-            let totals = launches.temporaries::<2>(&self.of_statistics());
-            let inputs = [&along, &sum, &weight.with(spread)];
-            launches.reduce(&CHANNEL_NORM_FOLD_WEIGHTED, &inputs, (&[], self.combined()), &totals)?;
+            let (operator, totals) = match of_channels.filter(|_| self.of_batch) {
+                Some(sums) => {
+                    let layout = Layout::contiguous(&self.of_statistics());
+                    (&CHANNEL_NORM_BACKWARD_OF_BATCH, sums.map(|sum| sum.with(layout.clone())))
+                }
+                None => (&CHANNEL_NORM_BACKWARD, self.weighted(&mut launches, &weight, [&along, &sum])?),
+            };
             let [mean, inverse] = [self.over_points(&mean)?, self.over_points(&inverse)?];
             let [along, sum] = [self.over_points(&totals[0])?, self.over_points(&totals[1])?];
             let inputs = [&x, &mean, &inverse, &gradient, &self.parameter(&weight)?, &along, &sum];
             let share = [1.0 / self.count()];
-            launches.points(&CHANNEL_NORM_BACKWARD, &inputs, &share, layout, x.dtype)?;
+            launches.points(operator, &inputs, &share, layout, x.dtype)?;
         }
         Ok(launches.steps)
+    }
+
+    /// Adds the launch that sums parts of rows, times the weight of their channels.
+    fn weighted(
+        &self,
+        launches: &mut Launches<'_>,
+        weight: &Value,
+        [along, sum]: [&Value; 2],
+    ) -> Result<[Value; 2]> {
+        let layout = reshaped(&weight.layout, &[1, 1, self.groups, self.channels])?;
+        let spread = weight.with(layout.expand(along.layout.shape())?);
+        let totals = launches.temporaries::<2>(&self.of_statistics());
+        launches.reduce(
+            &CHANNEL_NORM_FOLD_WEIGHTED,
+            &[along, sum, &spread],
+            (&[], self.combined()),
+            &totals,
+        )?;
+        Ok(totals)
     }
 
     /// Returns whether a block computes the gradients of a channel in one launch.

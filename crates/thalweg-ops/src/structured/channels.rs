@@ -113,6 +113,46 @@ pub static CHANNEL_NORM_FIXED: LoopOp = elementwise(
     },
 );
 
+/// Returns the entry of statistics that are moved towards those of a batch: kept · running + share · batch, each with its own share.
+/// Inputs: for each statistic the batch's and the running one, whose dtype the call specifies.
+const fn moved(
+    name: &'static str,
+    input_count: usize,
+    scalars: &'static [&'static str],
+    outputs: &'static [OutputPlace],
+) -> LoopOp {
+    LoopOp {
+        rule: DTypeRule::FloatingPointAs,
+        outputs,
+        ..elementwise(
+            name,
+            "Running statistics that are moved towards those of a batch.",
+            input_count,
+            scalars,
+            |b, signature| {
+                let kept = number(b, signature);
+                for statistic in 0..signature.inputs.len() / 2 {
+                    let [batch, running] = [0, 1].map(|at| loaded(b, signature, 2 * statistic + at));
+                    let result = running * kept + batch * number(b, signature);
+                    b.output(result, signature.outputs[0], OutputPlace::Row);
+                }
+            },
+        )
+    }
+}
+
+/// One running statistic that is moved towards that of a batch.
+pub static CHANNEL_NORM_MOVED: LoopOp =
+    moved("channel_norm_moved", 2, &["kept", "share"], &[OutputPlace::Row]);
+
+/// A running mean and a running variance that are moved towards those of a batch.
+pub static CHANNEL_NORM_MOVED_BOTH: LoopOp = moved(
+    "channel_norm_moved_both",
+    4,
+    &["kept", "share", "share_of_variance"],
+    &[OutputPlace::Row, OutputPlace::Row],
+);
+
 /// The sums over rows of the result's gradient times the normalized points, and of the gradient. Inputs: input, mean, inverse
 /// deviation and gradient.
 pub static CHANNEL_NORM_SUMS: LoopOp = affine(
@@ -163,6 +203,20 @@ pub static CHANNEL_NORM_FOLD: LoopOp = fold("channel_norm_fold", 2);
 /// The sums of the rows of two tensors, each times a weight.
 pub static CHANNEL_NORM_FOLD_WEIGHTED: LoopOp = fold("channel_norm_fold_weighted", 3);
 
+/// Writes the gradient of the input. `factor` is that of the sums over a row.
+fn write_gradient<'b>(
+    b: &'b BodyBuilder,
+    signature: &Signature,
+    factor: impl FnOnce(Value<'b>, Value<'b>) -> Value<'b>,
+) {
+    let [x, mean, inverse, gradient, weight, along, sum] =
+        [0, 1, 2, 3, 4, 5, 6].map(|input| loaded(b, signature, input));
+    let factor = factor(number(b, signature), weight);
+    let normalized = (x - mean) * inverse;
+    let result = inverse * (gradient * weight - sum * factor - normalized * (along * factor));
+    b.output(result, signature.outputs[0], OutputPlace::Row);
+}
+
 /// The gradient of the input. Inputs: input, mean, inverse deviation, the result's gradient, weight, and, for each row, the
 /// weighted sums of [`CHANNEL_NORM_SUMS`]. The number is 1 / (number of points of a row).
 pub static CHANNEL_NORM_BACKWARD: LoopOp = elementwise(
@@ -170,14 +224,16 @@ pub static CHANNEL_NORM_BACKWARD: LoopOp = elementwise(
     "The gradient of a normalization of channels with respect to its input.",
     7,
     &["share"],
-    |b, signature| {
-        let [x, mean, inverse, gradient, weight, along, sum] =
-            [0, 1, 2, 3, 4, 5, 6].map(|input| loaded(b, signature, input));
-        let share = number(b, signature);
-        let normalized = (x - mean) * inverse;
-        let result = inverse * (gradient * weight - sum * share - normalized * (along * share));
-        b.output(result, signature.outputs[0], OutputPlace::Row);
-    },
+    |b, signature| write_gradient(b, signature, |share, _| share),
+);
+
+/// The same from sums that are not weighted, for rows that are channels.
+pub static CHANNEL_NORM_BACKWARD_OF_BATCH: LoopOp = elementwise(
+    "channel_norm_backward_of_batch",
+    "The gradient of a normalization of channels by statistics of the batch with respect to its input.",
+    7,
+    &["share"],
+    |b, signature| write_gradient(b, signature, |share, weight| weight * share),
 );
 
 /// The gradients of input, weight and bias of a normalization by statistics of the batch in one launch, whose rows are the channels.

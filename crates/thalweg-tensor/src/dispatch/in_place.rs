@@ -17,7 +17,6 @@ use super::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::destination::{First, Offer, are_same, offered};
 use crate::dtype_name::named;
-use crate::kernels::recorded_write::Recording;
 use crate::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
@@ -75,7 +74,7 @@ pub(crate) fn is_view(functional: &Operator) -> bool {
 /// Runs the in-place form of an operator that returns a view: the tensor takes the view's layout.
 pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let target = call.tensor(0);
-    _ = Recording::new(target, target)?;
+    target.is_write_recorded(false)?;
     let view =
         target.update_layout(|| Ok(functional.call(call.arguments, None, call.label)?.swap_remove(0)))?;
     target.take_history(&view);

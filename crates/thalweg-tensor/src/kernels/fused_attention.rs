@@ -60,17 +60,17 @@ fn whole_mask(mask: &Tensor, query: &Tensor, key: &Tensor) -> Result<Tensor> {
     mask.detach().expand(&[q[0], q[1], q[2], keys])
 }
 
-fn mask_strides(mask: &Tensor) -> MaskStrides {
+fn mask_strides(mask: &Layout) -> MaskStrides {
     let [batch, head, query, key] = [0, 1, 2, 3].map(|dimension| match mask.shape()[dimension] {
         1 => 0,
-        _ => mask.layout().strides()[dimension] as u64,
+        _ => mask.strides()[dimension] as u64,
     });
     MaskStrides { batch, head, query, key }
 }
 
 /// Returns a mask that is expanded to all scores as the kernels' description.
 fn described(mask: &Tensor) -> Mask {
-    Mask { strides: mask_strides(mask), is_truth: mask.dtype() == DType::Bool }
+    Mask { strides: mask_strides(mask.layout()), is_truth: mask.dtype() == DType::Bool }
 }
 
 /// Returns whether a vendor's library can read a mask over the scores of these queries and keys, of four dimensions: in its layout,
@@ -82,7 +82,9 @@ pub(crate) fn is_mask_of_library(mask: &Tensor, query: &Tensor, key: &Tensor) ->
 
 fn is_of_library(whole: &Tensor) -> bool {
     match whole.dtype() {
-        DType::Bool => mask_strides(whole).key != 0 && (whole.shape()[3] as u64).is_multiple_of(CHUNK),
+        DType::Bool => {
+            mask_strides(whole.layout()).key != 0 && (whole.shape()[3] as u64).is_multiple_of(CHUNK)
+        }
         _ => described(whole).is_of_library(whole.pointer().address()),
     }
 }
@@ -257,6 +259,7 @@ impl Operands<'_> {
             strides: PerOperand::of(self.tensors.list().map(strides_of)),
             mask: self.mask.as_ref().map(described),
             grad_mask: MaskStrides::default(),
+            mask_parts: 1,
             dropout: self.state.and_then(|_| Dropout::of(self.options.dropout)),
         };
         attention.check().map_err(|fault| Error::invalid(fault.to_string()))?;
@@ -427,14 +430,15 @@ pub(crate) fn backward_of_mask(call: &Call<'_>) -> Result<Tensors> {
     let tensors = PerOperand { k: &k, v: &v, o: &o, grad_o: &grad_o, ..PerOperand::of([&q; 8]) };
     let whole = Some(whole_mask(mask, query, key)?);
     let operands = Operands { tensors, lse, mask: whole, state, options };
-    let of_mask = call.new_empty(mask.shape(), mask.dtype())?;
     let ones = SmallVec::<[usize; 4]>::from_elem(1, 4 - mask.rank());
     let shape: SmallVec<[usize; 4]> = ones.into_iter().chain(mask.shape().iter().copied()).collect();
-    let grad_mask = mask_strides(&of_mask.reshape(&shape)?);
+    let grad_mask = mask_strides(&Layout::contiguous(&shape));
     let attention = Attention { grad_mask, ..operands.attention()? };
-    let at = Addresses { grad_mask: of_mask.pointer().address(), ..operands.addresses() };
-    operands.launch_backward(&[Pass::Mask], at, attention, call.label)?;
-    Ok([of_mask].into_iter().collect())
+    let mask_parts = attention.parts_of_mask(call.device.properties().multi_processor_count);
+    let parts = call.new_empty(&[&[mask_parts as usize], mask.shape()].concat(), DType::F32)?;
+    let at = Addresses { grad_mask: parts.pointer().address(), ..operands.addresses() };
+    operands.launch_backward(&[Pass::Mask], at, Attention { mask_parts, ..attention }, call.label)?;
+    Ok([parts.sum(&[0], false)?.to_dtype(mask.dtype())?].into_iter().collect())
 }
 
 /// Computes which weights a call with dropout keeps, as truth values (batch, heads, queries, keys).

@@ -4,6 +4,7 @@
 //! entry. Matrix products, linear layers, attention, windows, gathers and scatters have separate kernels; layer
 //! normalization records a node of its own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
+pub(crate) mod alignments;
 pub(crate) mod attention;
 pub(crate) mod bags;
 pub(crate) mod channel_norm;

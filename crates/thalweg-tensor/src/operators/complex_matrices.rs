@@ -8,6 +8,7 @@ use super::Body::Differentiable;
 use super::complex::{of_parts, parts};
 use super::complex_spectra::spectrum;
 use super::decompose::transposed;
+use super::reflectors;
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, built_in};
@@ -179,22 +180,11 @@ impl Reflections {
     }
 }
 
-/// Returns the products of all reflectors, or of their adjoint, with matrices.
-fn applied(vectors: &Tensor, tau: &Tensor, start: Tensor, is_adjoint: bool) -> Result<Tensor> {
-    let steps = vectors.shape()[2];
-    (0..steps).try_fold(start, |result, step| {
-        let place = if is_adjoint { step } else { steps - 1 - step };
-        let factor = tau.narrow(1, place, 1)?.unsqueeze(2)?;
-        let factor = if is_adjoint { factor.conj()? } else { factor };
-        reflected(&vectors.narrow(2, place, 1)?, &factor, &result)
-    })
-}
-
 /// Returns the first columns of products of reflectors.
 fn product(vectors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
     let (count, rows) = (vectors.shape()[0], vectors.shape()[1]);
     let start = identity(vectors, rows)?.narrow(1, 0, columns)?.expand(&[count, rows, columns])?;
-    applied(vectors, tau, start, false)
+    reflectors::reflected(vectors, &tau.unsqueeze(2)?, &start, false)
 }
 
 pub(super) fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
@@ -238,7 +228,7 @@ pub(super) fn ormqr(call: &Call<'_>) -> Result<Tensor> {
     let [a, other] = [Stack::new("torch.ormqr", call.tensor(0))?, Stack::new("torch.ormqr", call.tensor(2))?];
     let (vectors, tau) = a.reflectors(call.tensor(1))?;
     let start = if left { other.matrices.clone() } else { adjoint(&other.matrices)? };
-    let result = applied(&vectors, &tau, start, left == transpose)?;
+    let result = reflectors::reflected(&vectors, &tau.unsqueeze(2)?, &start, left == transpose)?;
     other.to_result(&if left { result } else { adjoint(&result)? })
 }
 

@@ -312,13 +312,16 @@ fn check_floats(x: &Tensor, name: &str) -> Result<()> {
 }
 
 fn histc(call: &Call<'_>) -> Result<Tensor> {
-    let x = call.tensor(0).detach();
+    let given = call.tensor(0).detach();
+    // PyTorch counts integers on GPUs only.
+    let x = if given.dtype().is_integer() { given.to_dtype(DType::F64)? } else { given.clone() };
     check_floats(&x, "histogram_cpu")?;
     let bins = bin_count(call.int(1))?;
+    let dtype = given.dtype();
     let given = [call.scalar(2).to_f64(), call.scalar(3).to_f64()];
     refuse_if!(given[0] > given[1], "torch.histc: max must be larger than min");
     let [low, high] = bounds(&x, given, 1.0, "range of")?;
-    counts(call, &x, bins, [low, high])?.to_dtype(x.dtype())
+    counts(call, &x, bins, [low, high])?.to_dtype(dtype)
 }
 
 fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> Result<Tensor> {

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result, invalid, refuse};
 
 use super::Body::Composite;
 use super::{operators, single};
-use crate::dispatch::{Arguments, Call};
+use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -28,9 +28,6 @@ operators! {
         }), autocast: Parts;
 }
 
-/// The logarithm of a probability of 0; its sums stay finite, so that gradients do, too.
-const IMPOSSIBLE: f64 = -1e30;
-
 fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
     let (given, targets) = (call.tensor(0), call.tensor(1));
     let x = match given.rank() {
@@ -43,55 +40,26 @@ fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
     let [time, batch, labels] = [0, 1, 2].map(|dim| x.shape()[dim]);
     check(call, &x, times, counts)?;
     let device = x.device();
-    let wide = x.to_dtype(DType::F64)?;
-    let number = |value: f64| Tensor::full(&[], value, DType::F64, device);
-    let column = |list: &[i64]| Tensor::from_slice(list, &[batch, 1], device);
-    let (times_column, counts_column) = (column(times)?, column(counts)?);
     let longest = counts.iter().copied().max().unwrap_or(0) as usize;
     let width = 2 * longest + 1;
     let (names, skips) = states(call, targets, counts, [batch, labels, longest])?;
-    let places = Tensor::arange(width, 0, 1, DType::I64, device)?;
-    let emitted = wide.gather(2, &names.unsqueeze(0)?.expand(&[time, batch, width])?)?;
-    // The first state is a blank or the first label.
-    let starts = places.lt_scalar(2)?.logical_and(&places.le(&counts_column.mul_scalar(2)?)?)?;
-    let nowhere = number(IMPOSSIBLE)?;
-    let first = starts.select_where(&emitted.select(0, 0)?, &nowhere)?;
-    // A sequence without times emits nothing: it is in the first state.
-    let at_rest = places.eq_scalar(0)?.select_where(&number(0.0)?, &nowhere)?;
-    let mut sums = times_column.gt_scalar(0)?.select_where(&first, &at_rest)?;
-    let gap = |columns: usize| number(IMPOSSIBLE)?.expand(&[batch, columns]);
-    for step in 1..time {
-        let mut from = vec![sums.clone()];
-        if width > 2 {
-            from.push(Tensor::cat(&[gap(1)?, sums.narrow(1, 0, width - 1)?], 1)?);
-            let two = Tensor::cat(&[gap(2)?, sums.narrow(1, 0, width - 2)?], 1)?;
-            from.push(skips.select_where(&two, &nowhere)?);
-        }
-        let next = Tensor::stack(&from, 0)?.logsumexp(&[0], false)?.add(&emitted.select(0, step)?)?;
-        sums = times_column.gt_scalar(step as i64)?.select_where(&next, &sums)?;
-    }
-    let last = counts_column.mul_scalar(2)?;
-    let before = last.sub_scalar(1)?.clamp_min(0)?;
-    let of_label = counts_column.gt_scalar(0)?.select_where(&sums.gather(1, &before)?, &nowhere)?;
-    let ends = Tensor::cat(&[sums.gather(1, &last)?, of_label], 1)?;
-    let loss = ends.logsumexp(&[1], false)?.neg()?;
-    // Adds the gradient of the probabilities' sum, which is a constant.
-    let inside = Tensor::arange(time, 0, 1, DType::I64, device)?
-        .unsqueeze(1)?
-        .lt(&times_column.reshape(&[1, batch])?)?;
-    let total = inside.unsqueeze(2)?.select_where(&wide.exp()?, &number(0.0)?)?.sum(&[0, 2], false)?;
-    let loss = loss.add(&total.sub(&total.detach())?)?;
-    let is_impossible = loss.detach().gt_scalar(-IMPOSSIBLE / 2.0)?;
-    let mut loss = is_impossible.select_where(&number(0.0)?, &loss)?;
-    if !call.bool(6) {
-        // Infinite, with the gradient NaN at the times of the sequence, as in PyTorch.
-        let zero = total.mul_scalar(0.0)?;
-        loss = loss.sub(&is_impossible.select_where(&zero, &number(1.0)?)?.log()?)?;
+    let wide = x.to_dtype(x.dtype().compute())?;
+    let emitted =
+        wide.gather(2, &names.unsqueeze(0)?.expand(&[time, batch, width])?)?.to_dtype(DType::F64)?;
+    let lengths = Tensor::from_slice(&[times, counts].concat(), &[2, batch], device)?;
+    let inside = Tensor::arange(time, 0, 1, DType::I64, device)?.unsqueeze(1)?.lt(&lengths.select(0, 0)?)?;
+    let zero = |dtype| Tensor::full(&[], 0.0, dtype, device);
+    let total = inside.unsqueeze(2)?.select_where(&wide.exp()?, &zero(wide.dtype())?)?.sum(&[0, 2], false)?;
+    let (total, skips) = (total.to_dtype(DType::F64)?, skips.contiguous()?);
+    let operands = [&emitted, &total, &skips, &lengths].map(Into::into);
+    let mut loss = built_in!("thalweg::alignments")?.call(&operands, None, call.label)?.remove(0);
+    if call.bool(6) {
+        loss = loss.detach().eq_scalar(f64::INFINITY)?.select_where(&zero(DType::F64)?, &loss)?;
     }
     let result = match call.int(5) {
         0 if given.rank() == 2 => loss.reshape(())?,
         0 => loss,
-        1 => loss.div(&counts_column.reshape(&[batch])?.clamp_min(1)?)?.mean(&[], false)?,
+        1 => loss.div(&lengths.select(0, 1)?.clamp_min(1)?)?.mean(&[], false)?,
         2 => loss.sum(&[], false)?,
         other => return Err(Error::value(format!("{other} is not a valid value for reduction"))),
     };

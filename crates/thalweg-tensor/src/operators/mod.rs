@@ -70,6 +70,7 @@ mod random;
 mod recurrent;
 mod recurrent_networks;
 mod reduce;
+mod reflectors;
 mod repeated;
 mod resample;
 mod scan;

@@ -1,8 +1,9 @@
 //! Normalization over features, groups, batches and instances. Statistics are kept in f32 for 16-bit floats.
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use thalweg_ir::{DType, Scalar, Shape};
-use thalweg_ops::table;
+use thalweg_ops::LoopOp;
+use thalweg_ops::structured::{CHANNEL_NORM_MOVED, CHANNEL_NORM_MOVED_BOTH};
 use thalweg_runtime::{Error, Label, Result, refuse, refuse_if};
 
 use super::Body::Composite;
@@ -322,22 +323,40 @@ fn move_towards(
     (momentum, count): (f64, f64),
     label: Label,
 ) -> Result<()> {
-    let unbiased = [1.0, count / (count - 1.0)];
-    no_grad(|| {
-        for ((running, batch), factor) in running.into_iter().zip(batch).zip(unbiased) {
-            let Some(running) = running else { continue };
-            let (running, batch) = (running.detach(), batch.detach());
-            // A tensor of its own if the dtypes differ; otherwise the statistics themselves.
-            let kept = running.to_dtype(batch.dtype())?;
-            kept.mul_scalar_(1.0 - momentum)?;
-            let scalars = smallvec![Scalar::F64(momentum * factor)];
-            let arguments = LoopArguments { scalars, ..LoopArguments::default() };
-            run_into(&table::add_scaled, &[&kept, &batch], &arguments, std::slice::from_ref(&kept), label)?;
-            if kept.dtype() != running.dtype() {
-                running.copy_(&kept)?;
-            }
+    let shares = [momentum, momentum * (count / (count - 1.0))];
+    let kept = |index: usize| running[index].map(|running| (running, batch[index], shares[index]));
+    match (kept(0), kept(1)) {
+        (Some(mean), Some(variance)) if mean.0.dtype() == variance.0.dtype() => {
+            move_together(&CHANNEL_NORM_MOVED_BOTH, &[mean, variance], momentum, label)
         }
-        Ok(())
+        (mean, variance) => mean
+            .into_iter()
+            .chain(variance)
+            .try_for_each(|one| move_together(&CHANNEL_NORM_MOVED, &[one], momentum, label)),
+    }
+}
+
+/// Moves statistics of one dtype, each with the batch's and its share.
+fn move_together(
+    operator: &'static LoopOp,
+    statistics: &[(&Tensor, &Tensor, f64)],
+    momentum: f64,
+    label: Label,
+) -> Result<()> {
+    let running: SmallVec<[Tensor; 2]> = statistics.iter().map(|(running, ..)| running.detach()).collect();
+    let batch: SmallVec<[Tensor; 2]> = statistics.iter().map(|(_, batch, _)| batch.detach()).collect();
+    let inputs: SmallVec<[&Tensor; 4]> = batch.iter().zip(&running).flat_map(|(a, b)| [a, b]).collect();
+    let shares = statistics.iter().map(|(.., share)| *share);
+    let scalars = [1.0 - momentum].into_iter().chain(shares).map(Scalar::F64).collect();
+    let dtype = Some(running[0].dtype());
+    no_grad(|| {
+        run_into(
+            operator,
+            &inputs,
+            &LoopArguments { scalars, dtype, ..LoopArguments::default() },
+            &running,
+            label,
+        )
     })
 }
 

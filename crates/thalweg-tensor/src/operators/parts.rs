@@ -7,8 +7,8 @@ use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED};
 use super::Body::{Differentiable, Kernel, Pair};
 use super::{Complex, OpDef};
 use crate::kernels::{
-    attention, channel_norm, convolution, creation, cross_entropy, fused_attention, grid_sample, indexing,
-    linear, matmul, mlp, nll, normalization, one_query, random, resample, rms_norm,
+    alignments, attention, channel_norm, convolution, creation, cross_entropy, fused_attention, grid_sample,
+    indexing, linear, matmul, mlp, nll, normalization, one_query, random, resample, rms_norm,
 };
 use crate::loops::{LoopCall, run};
 
@@ -79,6 +79,14 @@ pub(super) static OPERATORS: &[OpDef] = &[
     OpDef::part(
         "thalweg::channel_norm(Tensor input, Tensor weight, Tensor bias, int groups, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
         Differentiable(channel_norm::forward, &channel_norm::GRADIENT),
+    ),
+    OpDef::part(
+        "thalweg::alignments(Tensor emitted, Tensor total, Tensor skips, Tensor lengths) -> (Tensor, Tensor)",
+        Differentiable(alignments::forward, &alignments::GRADIENT),
+    ),
+    OpDef::part(
+        "thalweg::alignments_backward(Tensor grad, Tensor emitted, Tensor skips, Tensor lengths, Tensor losses, Tensor sums) -> Tensor",
+        Differentiable(alignments::backward, &alignments::SECOND),
     ),
     OpDef::part(
         "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",

@@ -11,7 +11,7 @@ use super::Body::Composite;
 use super::decompose::{
     permutations, signs, solve_cholesky, solve_triangular, swapped, transposed, unpacked,
 };
-use super::{call_all, complex_factors, complex_matrices, complex_spectra, operators, single};
+use super::{call_all, complex_factors, complex_matrices, complex_spectra, operators, reflectors, single};
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -169,7 +169,7 @@ operators! {
             );
             let eye = identity(&a.matrices, rows)?.narrow(1, 0, columns)?.unsqueeze(0)?;
             let start = eye.expand(&[a.count(), rows, columns])?;
-            a.to_result(&reflected(&a, call.tensor(1), &start, true)?).map(single)
+            a.to_result(&reflected(&a, call.tensor(1), &start, false)?).map(single)
         }), complex: Parts(|call| complex_matrices::householder_product(call).map(single));
     /// Returns the product of all reflectors, or of its transpose, with other matrices, on the left or the right.
     "ormqr(Tensor self, Tensor input2, Tensor input3, bool left=True, bool transpose=False) -> Tensor"
@@ -179,7 +179,7 @@ operators! {
             check_reflectors(call.tensor(0), call.tensor(1), call.tensor(2), left)?;
             let (a, other) = (Stack::new("torch.ormqr", call.tensor(0))?, Stack::new("torch.ormqr", call.tensor(2))?);
             let other = if left { other } else { other.transposed()? };
-            let product = reflected(&a, call.tensor(1), &other.matrices, left != transpose)?;
+            let product = reflected(&a, call.tensor(1), &other.matrices, left == transpose)?;
             other.to_result(&if left { product } else { transposed(&product)? }).map(single)
         }), out: [OfResult], complex: Parts(|call| {
             check_reflectors(call.tensor(0), call.tensor(1), call.tensor(2), call.bool(3))?;
@@ -570,8 +570,8 @@ fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
     Ok(Tensors::from_iter([q, a.to_result(&results[1])?]))
 }
 
-/// Applies reflectors I − τ v vᵀ to matrices, from the last to the first, or from the first to the last.
-fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Result<Tensor> {
+/// Applies the product of the reflectors I − τ v vᵀ whose vectors are below a diagonal, or its transpose, to matrices.
+fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, is_transposed: bool) -> Result<Tensor> {
     let count = tau.shape().last().copied().unwrap_or(0);
     refuse_if!(
         tau.elements() != a.count() * count || tau.rank() == 0 || count > a.columns() || count > a.rows(),
@@ -579,19 +579,10 @@ fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Resul
         tau.shape(),
         a.matrices.shape()
     );
-    let tau = tau.to_dtype(DType::F64)?.reshape(&[a.count(), count, 1, 1])?;
+    let tau = tau.to_dtype(DType::F64)?.reshape(&[a.count(), count, 1])?;
     let vectors = a.matrices.narrow(2, 0, count)?.tril(-1)?;
-    let ones = identity(&a.matrices, a.rows())?.narrow(1, 0, count)?;
-    let vectors = vectors.add(&ones)?;
-    // Without reflectors the result still depends on them, with a gradient of 0.
-    let mut result = start.add(&a.matrices.narrow(2, 0, 0)?.sum(&[2], true)?)?;
-    for step in 0..count {
-        let place = if last_first { count - 1 - step } else { step };
-        let vector = vectors.narrow(2, place, 1)?;
-        let product = vector.matmul(&transposed(&vector)?.matmul(&result)?)?;
-        result = result.sub(&product.mul(&tau.select(1, place)?)?)?;
-    }
-    Ok(result)
+    let vectors = vectors.add(&identity(&a.matrices, a.rows())?.narrow(1, 0, count)?)?;
+    reflectors::reflected(&vectors, &tau, start, is_transposed)
 }
 
 /// Returns whether the upper triangle of symmetric matrices is read.
