@@ -2,6 +2,7 @@
 programs define."""
 
 import copy
+import gc
 
 import thalweg as th
 from support import close, raises
@@ -184,11 +185,21 @@ def test_operators_of_programs():
                              setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]))
     x = th.ones(3, requires_grad=True)
     th.ops.thalweg_tests.scaled(x, 3.0).sum().backward()
+    # What a call keeps for its gradient goes with the graph, without the collector of cycles.
+    gc.disable()
+    bytes_before = th.cuda.memory_allocated()
+    for _ in range(3):
+        scaled(x * 2, 3.0).sum()
+    assert th.cuda.memory_allocated() == bytes_before
+    gc.enable()
     assert x.grad.tolist() == [3.0] * 3 and scaled(th.ones(2, device="meta")).shape == (2,)
     assert str(scaled._opoverload._schema) == "thalweg_tests::scaled(Tensor x, float factor=2.0) -> Tensor"
     assert th.ops.thalweg_tests.scaled.default is scaled._opoverload and [one.name for one in scaled._opoverload._schema.arguments] == ["x", "factor"]
     th.library.register_vmap(scaled, lambda info, in_dims, x, factor=2.0: (scaled(x, factor) + info.batch_size, in_dims[0]))
     assert th.func.vmap(lambda x: scaled(x, 3.0))(th.ones(2, 3)).tolist() == [[5.0] * 3] * 2
+    # The name of an operator of the table is another operator in a namespace of a program.
+    th.library.custom_op("thalweg_tests::mul", lambda x: x + 1, mutates_args=(), schema="(Tensor x) -> Tensor")
+    assert th.ops.thalweg_tests.mul(th.zeros(2)).tolist() == [1.0, 1.0]
     with th.library._scoped_library("thalweg_tests", "FRAGMENT") as library:
         library.define("shifted(Tensor x, int by) -> Tensor")
         library.impl("shifted", lambda x, by: x + by, "CompositeExplicitAutograd")

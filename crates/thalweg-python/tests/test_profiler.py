@@ -23,6 +23,11 @@ def test_a_region():
     counts = {row.key: row.count for row in prof.key_averages()}
     assert counts["relu"] == 2 and sum(counts.values()) >= 8, counts
     relu = next(row for row in prof.key_averages() if row.key == "relu")
+    events = prof.events()
+    ran = [event for event in events if event.device_type is th.autograd.DeviceType.CUDA]
+    call = next(event for event in events if event.name == "relu" and event.device_type is th.autograd.DeviceType.CPU)
+    assert call.kernels and call.kernels[0] in ran and call.device_time_total > 0 and call.cpu_time > 0
+    assert [event.time_range.start for event in events] == sorted(event.time_range.start for event in events)
     assert relu.device_time_total > 0 and relu.cpu_time_total >= relu.self_cpu_time_total > 0
     table = prof.key_averages().table(sort_by="cuda_time_total", row_limit=1)
     assert len(table.strip().splitlines()) == 2, table

@@ -25,7 +25,6 @@ _GROUPS = {
             SerializationStorageContext StaticModule StreamObjType StringType SymBoolType SymIntType TensorType ThroughputBenchmark TracingState TupleType
             Type UnionType Use Value bit cpp get_file_path import_ir_module import_ir_module_from_buffer merge_type_from_type_comment parse_ir
             parse_schema parse_type_comment unify_type_list fork wait prepare_multiprocessing_environment init_num_threads classes""",
-        "profiler": "DeviceType",
     },
     _QUANTIZED: {
         "": """

@@ -26,7 +26,7 @@ class CustomOpDef:
             raise ValueError(f"custom_op: the name is `namespace::name`, not {name!r}")
         self._name, self._namespace, self._base = base, namespace, base
         self._qualname, self._init_fn, self._schema = name, function, schema
-        self._kernels, self._fake, self._backward, self._setup_context, self._vmap = {}, None, None, None, None
+        self._kernels, self._fake, self._backward, self._setup_context, self._vmap, self._function = {}, None, None, None, None, None
         if function is not None:
             functools.update_wrapper(self, function)
         space, (own, _, overload) = getattr(ops.ops, namespace), base.partition(".")
@@ -163,32 +163,41 @@ def _tensors(args, kwargs):
 
 
 def _with_gradient(operator, args, kwargs):
-    from .autograd import Function
     signature = inspect.signature(operator._init_fn) if operator._init_fn is not None else None
     only = [name for name, one in signature.parameters.items() if one.kind is inspect.Parameter.KEYWORD_ONLY] if signature else []
     if signature is not None:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         args, kwargs = bound.args, bound.kwargs
-    names = list(kwargs)
+    if operator._function is None:
+        operator._function = _function_of(operator)
+    return operator._function.apply(*args, *kwargs.values(), (tuple(kwargs), bool(only)))
+
+
+def _function_of(operator):
+    """Returns the function of autograd of an operator. Its last argument names the arguments by keyword, and says whether there are
+    some that are by keyword only."""
+    from .autograd import Function
 
     class _Called(Function):
         @staticmethod
         def forward(ctx, *values):
-            named = dict(zip(names, values[len(args):]))
-            output = operator._computed(*values[:len(args)], **named)
+            *values, (ctx._names, has_only) = values
+            count = len(values) - len(ctx._names)
+            values, named = tuple(values[:count]), dict(zip(ctx._names, values[count:]))
+            output = operator._computed(*values, **named)
             if operator._setup_context is not None:
-                given = {"keyword_only_inputs": named} if only else {}
-                operator._setup_context(ctx=ctx, inputs=values[:len(args)], output=output, **given)
+                given = {"keyword_only_inputs": named} if has_only else {}
+                operator._setup_context(ctx=ctx, inputs=values, output=output, **given)
             return output
 
         @staticmethod
         def backward(ctx, *gradients):
             found = operator._backward(ctx, *gradients)
             found = found if isinstance(found, tuple) else (found,)
-            return (*found, *(None,) * len(names))
+            return (*found, *(None,) * (len(ctx._names) + 1))
     _Called.__name__ = f"{operator._base}Backward"
-    return _Called.apply(*args, *kwargs.values())
+    return _Called
 
 
 def custom_op(name, fn=None, /, *, mutates_args=(), device_types=None, schema=None, tags=None):

@@ -184,7 +184,10 @@ class OpOverloadPacket:
     def __call__(self, *args, **kwargs):
         if _core._is_overridden(args, kwargs):
             return take(self, _core._overriding(args, kwargs), args, kwargs)
-        function = getattr(_core, self.__name__, None) or _core._in_place.get(self.__name__)
+        function = None
+        # An operator of a program may have the name of another one.
+        if self._namespace in ("aten", "prims"):
+            function = getattr(_core, self.__name__, None) or _core._in_place.get(self.__name__)
         if function is None:
             return getattr(self, self.overloads()[0])(*args, **kwargs)
         return function(*args, **kwargs)

@@ -14,6 +14,7 @@ from . import _core
 from ._absent import _Absent
 from ._regions import Open
 from ._left_out import attributes as _attributes
+from ._profiler_events import DeviceType, EventList  # noqa: F401
 from .autograd import kineto_available  # noqa: F401
 
 
@@ -220,6 +221,11 @@ class profile:
             self._recorded().export(plain)
             with open(plain, "rb") as read, gzip.open(path, "wb") as write:
                 shutil.copyfileobj(read, write)
+
+    def events(self):
+        """Returns the single events of the last recording."""
+        self._recorded()
+        return EventList(self)
 
     def key_averages(self, group_by_input_shape=False, group_by_stack_n=0, group_by_overload_name=False):
         """Returns the sums per operator of the last recording."""

@@ -6,6 +6,7 @@ from .. import _core, _external
 from .. import _transform_levels as _levels
 from .._core import is_inference_mode_enabled  # noqa: F401
 from .._left_out import attributes as _attributes
+from .._profiler_events import DeviceType  # noqa: F401
 from .anomaly_mode import detect_anomaly, set_detect_anomaly  # noqa: F401
 from .grad_mode import (  # noqa: F401
     _unsafe_preserve_version_counter, enable_grad, inference_mode, is_multithreading_enabled, no_grad, set_grad_enabled, set_multithreading_enabled)

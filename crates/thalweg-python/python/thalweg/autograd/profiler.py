@@ -25,8 +25,8 @@ class profile(profiler.profile):
 
     @property
     def function_events(self):
-        """The sums per operator, or None before the region has ended."""
-        return None if self._trace is None else self.key_averages()
+        """The single events, or None before the region has ended."""
+        return None if self._trace is None else self.events()
 
     @property
     def self_cpu_time_total(self):

@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import functools
 import sys
 import warnings
 
@@ -208,7 +209,6 @@ class _Policies:
 def create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mutation=False):
     """Returns the two regions for `context_fn` by which the results of some operators are kept: those in a list, or those that
     `policy_fn(ctx, op, *args, **kwargs)` names."""
-    from ._python_dispatch import TorchDispatchMode
     from ..ops import OpOverload
     if isinstance(policy_fn_or_list, list):
         for op in policy_fn_or_list:
@@ -222,29 +222,46 @@ def create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mu
     else:
         raise TypeError("policy_fn_or_list must be either a function or a list of ops.")
 
+    keeping, returning = _regions()
+    return keeping(policies), returning(policies)
+
+
+@functools.cache
+def _regions():
+    """Returns the classes of the regions of the first and the second run."""
+    from ._python_dispatch import TorchDispatchMode
+
     class _Keeping(TorchDispatchMode):
         """The region of the first run."""
 
+        def __init__(self, policies):
+            super().__init__()
+            self._policies = policies
+
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
-            if policies.saves(False, func, args, kwargs or {}):
-                policies.kept.setdefault(func, []).append(_kept(result))
+            if self._policies.saves(False, func, args, kwargs or {}):
+                self._policies.kept.setdefault(func, []).append(_kept(result))
             return result
 
     class _Returning(TorchDispatchMode):
         """The region of the second run."""
 
+        def __init__(self, policies):
+            super().__init__()
+            self._policies = policies
+
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if not policies.saves(True, func, args, kwargs or {}):
+            if not self._policies.saves(True, func, args, kwargs or {}):
                 return func(*args, **(kwargs or {}))
-            results = policies.kept.get(func)
+            results = self._policies.kept.get(func)
             if results is None:
                 raise RuntimeError(f"{func} encountered during backward, but not found in storage: the policy of the second run is not that of the first")
             if not results:
                 raise RuntimeError("Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation "
                                    "checkpoint.")
-            return _returned(results.pop(0), policies.is_mutable)
-    return _Keeping(), _Returning()
+            return _returned(results.pop(0), self._policies.is_mutable)
+    return _Keeping, _Returning
 
 
 def _kept(result):
