@@ -288,6 +288,8 @@ const HARD: &[&str] = &[
     "rnn_tanh.input",
     "thalweg::add_layer_norm",
     "thalweg::add_layer_norm_backward",
+    "thalweg::alignments",
+    "thalweg::alignments_backward",
     "thalweg::attention_kept_weights",
     "thalweg::channel_norm",
     "thalweg::cholesky",
