@@ -97,20 +97,7 @@ impl Environment {
     /// Creates the environment from a lookup function.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let flag = |name: &str| variable(name).is_some_and(|value| value == "1");
-        let cache_directory = match variable("THALWEG_CACHE_DIR") {
-            Some(path) if path.is_empty() => None,
-            Some(path) => Some(PathBuf::from(path)),
-            // The XDG specification requires that a relative path is ignored.
-            None => variable("XDG_CACHE_HOME")
-                .map(PathBuf::from)
-                .filter(|path| path.is_absolute())
-                .or_else(|| {
-                    variable("HOME")
-                        .map(|home| PathBuf::from(home).join(".cache"))
-                        .filter(|path| path.is_absolute())
-                })
-                .map(|base| base.join("thalweg")),
-        };
+        let cache_directory = cache_directory(&variable);
         let precompiled_directories = precompiled(variable("THALWEG_PRECOMPILED_KERNELS"));
         let mut mistakes = Vec::new();
         let mut number = |name: &str| -> Option<u64> {
@@ -182,6 +169,18 @@ fn profile_of(variable: impl Fn(&str) -> Option<String>, rows: u64) -> Option<Pr
         rows: usize::try_from(rows).unwrap_or(usize::MAX),
         memory: variable("THALWEG_PROFILE_MEMORY").is_some_and(|value| value == "1"),
     })
+}
+
+/// Returns the folder of the caches: `None` if the variable is empty, or if there is no absolute folder for caches.
+fn cache_directory(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    if let Some(path) = variable("THALWEG_CACHE_DIR") {
+        return Some(path).filter(|path| !path.is_empty()).map(PathBuf::from);
+    }
+    // The XDG specification requires that a relative path is ignored.
+    let absolute = |path: PathBuf| Some(path).filter(|path| path.is_absolute());
+    let of_system = variable("XDG_CACHE_HOME").and_then(|path| absolute(path.into()));
+    let of_home = || variable("HOME").and_then(|home| absolute(PathBuf::from(home).join(".cache")));
+    of_system.or_else(of_home).map(|base| base.join("thalweg"))
 }
 
 /// Returns the folders of a list as in `PATH`, then `kernels` next to the program.

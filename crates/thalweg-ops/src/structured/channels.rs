@@ -227,7 +227,7 @@ pub static CHANNEL_NORM_BACKWARD: LoopOp = elementwise(
     |b, signature| write_gradient(b, signature, |share, _| share),
 );
 
-/// The same from sums that are not weighted, for rows that are channels.
+/// The gradient of the input as [`CHANNEL_NORM_BACKWARD`] has it, from sums that are not weighted, for rows that are channels.
 pub static CHANNEL_NORM_BACKWARD_OF_BATCH: LoopOp = elementwise(
     "channel_norm_backward_of_batch",
     "The gradient of a normalization of channels by statistics of the batch with respect to its input.",

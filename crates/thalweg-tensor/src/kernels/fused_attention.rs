@@ -438,7 +438,8 @@ pub(crate) fn backward_of_mask(call: &Call<'_>) -> Result<Tensors> {
     let parts = call.new_empty(&[&[mask_parts as usize], mask.shape()].concat(), DType::F32)?;
     let at = Addresses { grad_mask: parts.pointer().address(), ..operands.addresses() };
     operands.launch_backward(&[Pass::Mask], at, Attention { mask_parts, ..attention }, call.label)?;
-    Ok([parts.sum(&[0], false)?.to_dtype(mask.dtype())?].into_iter().collect())
+    let sum = if mask_parts == 1 { parts.select(0, 0)? } else { parts.sum(&[0], false)? };
+    Ok([sum.to_dtype(mask.dtype())?].into_iter().collect())
 }
 
 /// Computes which weights a call with dropout keeps, as truth values (batch, heads, queries, keys).
