@@ -502,7 +502,7 @@ impl Function {
             None => Some(Device::current().map_err(|error| exception(&error))?),
         };
         if let Some(out) = extra.out {
-            return self.run_out(py, overload, &mut arguments, out);
+            return self.run_out(py, overload, &arguments, out);
         }
         let generator = extra.generator.map(|generator| generator.get().source(py)).transpose()?;
         if let Some(generator) = extra.generator {
@@ -539,9 +539,13 @@ impl Function {
         let list = (results.into_iter())
             .map(|tensor| PyTensor::object_of(py, tensor, passed.first()))
             .collect::<PyResult<Vec<_>>>()?;
-        let tuple = PyTuple::new(py, list)?;
+        self.named(operator, PyTuple::new(py, list)?)
+    }
+
+    /// Returns several results of an operator, by their names if it names them.
+    fn named<'py>(&self, operator: &Operator, tuple: Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
         match &self.results {
-            Some(class) if !operator.schema().return_names.is_empty() => class.bind(py).call1(tuple),
+            Some(class) if !operator.schema().return_names.is_empty() => class.bind(tuple.py()).call1(tuple),
             _ => Ok(tuple.into_any()),
         }
     }
@@ -551,7 +555,7 @@ impl Function {
         &self,
         py: Python<'py>,
         overload: &Overload,
-        arguments: &mut SmallVec<[Argument<'_>; 8]>,
+        arguments: &[Argument<'_>],
         out: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let targets: Vec<Tensor> = match out.cast::<PyTensor>() {
@@ -560,16 +564,14 @@ impl Function {
                 .map(|target| Ok(target?.cast::<PyTensor>()?.tensor()))
                 .collect::<PyResult<_>>()?,
         };
-        let dtype = overload.schema().parameters.iter().position(|parameter| parameter.name == "dtype");
-        if let (true, Some(place), Some(target)) = (overload.is_factory, dtype, targets.first()) {
-            // A tensor that the operator creates has the dtype of the tensor that it is written to.
-            arguments.resize(arguments.len().max(place + 1), Argument::None);
-            if matches!(arguments[place], Argument::None) {
-                arguments[place] = Argument::DType(target.dtype());
-            }
-        }
         run(py, || overload.operator.call_out(arguments, &targets))?;
-        Ok(out.clone())
+        match out.cast::<PyTensor>() {
+            Ok(_) => Ok(out.clone()),
+            Err(_) => self.named(
+                overload.operator,
+                out.try_iter()?.collect::<PyResult<Vec<_>>>().and_then(|all| PyTuple::new(py, all))?,
+            ),
+        }
     }
 
     /// Returns the exception for a call that fits no overload.

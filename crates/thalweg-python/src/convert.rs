@@ -8,6 +8,7 @@ use thalweg::dispatch::Value;
 use thalweg::ir::Category;
 use thalweg::ops::default_dtype;
 use thalweg::ops::schema::{Kind, Type};
+use thalweg::tensor::converted;
 use thalweg::{DType, Device, Scalar, Tensor, c128};
 
 use crate::device;
@@ -153,15 +154,6 @@ pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<S
     Ok(value.extract::<f64>().ok().map(Scalar::F64))
 }
 
-/// Returns a number as a tensor without dimensions that the device fills. It is converted as elements are: beyond the range of a float
-/// it is infinite.
-pub fn filled(number: Scalar, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
-    match Tensor::full(&[], number, dtype, device) {
-        Err(_) if dtype.is_floating_point() => Tensor::full(&[], number, DType::F64, device)?.to_dtype(dtype),
-        filled => filled,
-    }
-}
-
 /// Converts a number to a tensor without dimensions, for an operation with `like`. The result has the dtype of `like` if that can
 /// hold numbers of its category. Returns `None` if the object is not a number.
 pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Option<Tensor>> {
@@ -172,7 +164,7 @@ pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Optio
     }
     let Some(scalar) = read_scalar(number, false)? else { return Ok(None) };
     let dtype = dtype_beside(scalar, std::slice::from_ref(like));
-    run(number.py(), || filled(scalar, dtype, like.device())).map(Some)
+    run(number.py(), || converted(scalar, dtype, like.device())).map(Some)
 }
 
 /// Returns the dtype of a tensor that is made of a number, for an operation with other tensors: that to which those are promoted that can

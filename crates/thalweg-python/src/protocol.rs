@@ -6,10 +6,11 @@ use pyo3::basic::CompareOp;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyComplex, PyFloat, PyInt, PyNotImplemented};
+use thalweg::tensor::represented;
 use thalweg::{DType, Device, Scalar, Tensor, c128};
 
 use crate::call::Passed;
-use crate::convert::{filled, number_beside, number_object, read_complex, read_scalar, tensor_of};
+use crate::convert::{number_beside, number_object, read_complex, read_scalar, tensor_of};
 use crate::failure::{left_out, run, runtime, type_error, value_error};
 use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
@@ -35,13 +36,7 @@ fn number_on(
         None => read_scalar(value, false)?,
     };
     let Some(number) = number else { return Ok(None) };
-    // As in PyTorch, only a 16-bit float is infinite beyond its range.
-    let is_lenient = dtype.is_floating_point() && dtype.size_bytes() == 2;
-    let made = || match is_lenient {
-        true => filled(number, dtype, device),
-        false => Tensor::full(&[], number, dtype, device),
-    };
-    run(py, made).map(Some)
+    run(py, || represented(number, dtype, device)).map(Some)
 }
 
 /// Calls a function of the table by its number.

@@ -6,9 +6,10 @@ use smallvec::SmallVec;
 use thalweg::dispatch::{Argument, Operator, Value, as_ints, find_operator};
 use thalweg::ops::schema::{Kind, Type};
 use thalweg::tensor::caller::label_at;
+use thalweg::tensor::converted;
 use thalweg::{DType, Device, Error, Scalar, Tensor};
 
-use crate::convert::{dtype_beside, filled, read_complex, read_scalar, read_value};
+use crate::convert::{dtype_beside, read_complex, read_scalar, read_value};
 use crate::dtype::PyDType;
 use crate::exchange::{Exchange, copy_once};
 use crate::failure::{exception, type_error, value_error};
@@ -394,7 +395,7 @@ impl Call {
                 })
                 .collect();
             let first = beside.first().ok_or_else(|| Error::invalid("a number has no tensor beside it"))?;
-            made.push((place, filled(number, dtype_beside(number, &beside), first.device())?));
+            made.push((place, converted(number, dtype_beside(number, &beside), first.device())?));
         }
         Ok(made)
     }

@@ -3,12 +3,12 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyComplex, PyDict, PyEllipsis, PyFloat, PyInt, PyList, PyTuple};
+use pyo3::types::{PyByteArray, PyDict, PyEllipsis, PyFloat, PyInt, PyList, PyTuple};
 use thalweg::ops::default_dtype;
 use thalweg::tensor::{PrintOptions, set_print_options};
 use thalweg::{DType, Device, Tensor};
 
-use crate::convert::{cloned, external, from_bytes, tensor_of, to_bytes, to_list};
+use crate::convert::{cloned, external, from_bytes, read_complex, read_scalar, tensor_of, to_bytes, to_list};
 use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
 use crate::external::gradient_of;
@@ -481,15 +481,12 @@ impl PyTensor {
         non_blocking: bool,
     ) -> PyResult<Bound<'py, Self>> {
         _ = non_blocking;
-        if src.is_instance_of::<PyFloat>()
-            || src.is_instance_of::<PyInt>()
-            || src.is_instance_of::<PyComplex>()
-        {
-            slf.call_method1("fill_", (src,))?;
-            return Ok(slf.clone());
-        }
         let source = match src.cast::<Self>() {
             Ok(tensor) => tensor.tensor(),
+            Err(_) if read_complex(src).is_some() || read_scalar(src, false)?.is_some() => {
+                slf.call_method1("fill_", (src,))?;
+                return Ok(slf.clone());
+            }
             Err(_) => external(src)?.ok_or_else(|| {
                 type_error(format!("copy_(): argument 'src' must be Tensor, not {}", src.get_type()))
             })?,

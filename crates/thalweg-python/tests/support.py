@@ -21,8 +21,7 @@ def raises(kind, part=""):
 
 def close(found, expected, tolerance=1e-5):
     """Fails unless numbers, or nested lists of them, agree."""
-    if hasattr(found, "tolist"):
-        found = found.tolist()
+    found, expected = (value.tolist() if hasattr(value, "tolist") else value for value in (found, expected))
     if isinstance(expected, (list, tuple)):
         assert len(found) == len(expected), f"{found} is not {expected}"
         for one, other in zip(found, expected):

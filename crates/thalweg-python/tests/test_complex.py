@@ -7,7 +7,8 @@ import pathlib
 import struct
 
 import complex_points as points
-import thalweg
+import thalweg as th
+from support import close
 
 GOLDENS = pathlib.Path(__file__).resolve().parent / "goldens/complex.bin.gz"
 
@@ -45,7 +46,7 @@ def test_functions_are_pytorchs_at_extreme_points():
     for dtype, function, z, expected in results():
         # Near 1, PyTorch's arccos is accurate to ten digits.
         tolerance = 2e-6 if dtype == "complex64" else 1e-9 if function == "acos" else 1e-13
-        found = points.called(thalweg, function, thalweg.tensor(z, dtype=getattr(thalweg, dtype))).tolist()
+        found = points.called(th, function, th.tensor(z, dtype=getattr(th, dtype))).tolist()
         for point, ours, theirs in zip(z, found, expected):
             if function in points.FINITE and not (size(point) < 1e9 and size(theirs) < 1e30):
                 continue
@@ -61,35 +62,59 @@ def test_functions_are_pytorchs_at_extreme_points():
 
 def test_gradients_are_derivatives():
     # The derivative of a holomorphic function, by a difference along each axis, conjugated.
-    z = thalweg.tensor([0.3 + 0.4j, -1.5 + 0.7j, 2.0 - 3.0j, -0.2 - 0.9j], dtype=thalweg.complex128, requires_grad=True)
+    z = th.tensor([0.3 + 0.4j, -1.5 + 0.7j, 2.0 - 3.0j, -0.2 - 0.9j], dtype=th.complex128, requires_grad=True)
     for function in points.EXACT + ("expm1", "log1p", "sinc", "silu", "sigmoid"):
-        value = points.called(thalweg, function, z)
-        gradient, = thalweg.autograd.grad(value, z, thalweg.ones_like(value))
+        value = points.called(th, function, z)
+        gradient, = th.autograd.grad(value, z, th.ones_like(value))
         for step in (1e-6, 1e-6j):
-            with thalweg.no_grad():
-                high, low = (points.called(thalweg, function, z + sign * step) for sign in (1, -1))
+            with th.no_grad():
+                high, low = (points.called(th, function, z + sign * step) for sign in (1, -1))
                 slope = ((high - low) / (2 * step)).conj()
-            assert thalweg.allclose(gradient, slope, rtol=1e-6, atol=1e-7), f"{function} {gradient.tolist()} {slope.tolist()}"
+            assert th.allclose(gradient, slope, rtol=1e-6, atol=1e-7), f"{function} {gradient.tolist()} {slope.tolist()}"
 
 
 def test_logarithms_of_sums_and_points_between_complex_numbers():
     numbers = [[1 + 2j, -3 + 0.5j, 700 + 1j], [2j, 0.25 - 1j, -0.5 + 3j]]
-    z = thalweg.tensor(numbers, dtype=thalweg.complex128)
-    for row, found in zip(numbers, thalweg.logsumexp(z, 1).tolist()):
+    z = th.tensor(numbers, dtype=th.complex128)
+    for row, found in zip(numbers, th.logsumexp(z, 1).tolist()):
         greatest = max(one.real for one in row)
         wanted = cmath.log(sum(cmath.exp(one - greatest) for one in row)) + greatest
         assert abs(found - wanted) < 1e-12 * abs(wanted)
-    assert thalweg.logsumexp(z, (0, 1), keepdim=True).shape == (1, 1) and thalweg.logsumexp(z[:, :0], 1).real.tolist() == [-math.inf] * 2
-    assert thalweg.logsumexp(z - math.inf, 1).real.tolist() == [-math.inf] * 2
+    assert th.logsumexp(z, (0, 1), keepdim=True).shape == (1, 1) and th.logsumexp(z[:, :0], 1).real.tolist() == [-math.inf] * 2
+    assert th.logsumexp(z - math.inf, 1).real.tolist() == [-math.inf] * 2
     weight = 0.25 - 2j
-    found = thalweg.lerp(z[0], z[1], thalweg.full([3], weight, dtype=thalweg.complex128)).tolist()
+    found = th.lerp(z[0], z[1], th.full([3], weight, dtype=th.complex128)).tolist()
     assert all(abs(one - (x + weight * (y - x))) < 1e-12 * abs(one) for one, x, y in zip(found, *numbers))
-    thalweg.autograd.gradcheck(lambda value: (thalweg.logsumexp(value, 0), thalweg.lerp(value[0], value[1], value[0])), z[:, :2].clone().requires_grad_())
+    th.autograd.gradcheck(lambda value: (th.logsumexp(value, 0), th.lerp(value[0], value[1], value[0])), z[:, :2].clone().requires_grad_())
 
 
 def test_norms_of_complex_gradients_are_limited():
     for norm_type, norm in ((2.0, 6.0), (1.0, 10.0), (float("inf"), 5.0)):
-        x, y = thalweg.ones(2, dtype=thalweg.complex64, requires_grad=True), thalweg.ones(2, requires_grad=True)
-        x.grad, y.grad = thalweg.tensor([3 + 4j, 1j]), thalweg.tensor([3.0, 1.0])
-        assert abs(thalweg.nn.utils.clip_grad_norm_([x, y], 1.0, norm_type).item() - norm) < 1e-5
-        assert (x.grad - thalweg.tensor([3 + 4j, 1j]) / norm).abs().max() < 1e-6 and (y.grad - thalweg.tensor([3.0, 1.0]) / norm).abs().max() < 1e-6
+        x, y = th.ones(2, dtype=th.complex64, requires_grad=True), th.ones(2, requires_grad=True)
+        x.grad, y.grad = th.tensor([3 + 4j, 1j]), th.tensor([3.0, 1.0])
+        assert abs(th.nn.utils.clip_grad_norm_([x, y], 1.0, norm_type).item() - norm) < 1e-5
+        assert (x.grad - th.tensor([3 + 4j, 1j]) / norm).abs().max() < 1e-6 and (y.grad - th.tensor([3.0, 1.0]) / norm).abs().max() < 1e-6
+
+
+def test_equations_of_complex_matrices():
+    a, b = th.randn(2, 3, 3, dtype=th.complex128), th.randn(2, 3, 2, dtype=th.complex128)
+    a[1, 2] = 0
+    solution, info = th.linalg.solve_ex(a, b)
+    assert info.tolist() == [0, 3] and th.linalg.inv_ex(a).info.tolist() == [0, 3]
+    close(a[0] @ solution[0], b[0])
+    close(th.linalg.inv_ex(a[0]).inverse @ a[0], th.eye(3, dtype=th.complex128))
+    close(a[0] @ th.linalg.lu_solve(*th.linalg.lu_factor(a[0]), b[0]), b[0])
+    q = th.linalg.householder_product(*th.geqrf(a[0]))
+    close(th.ormqr(*th.geqrf(a[0]), a[0].mH, left=False, transpose=True), a[0].mH @ q.mH)
+    rows = a[0] - a[0].mean(1, keepdim=True)
+    close(th.cov(a[0]), rows @ rows.mH / 2)
+    close(th.corrcoef(a[0]).diagonal(), th.ones(3, dtype=th.complex128))
+
+
+def test_gradients_of_eigenvalues_of_complex_matrices():
+    # The sum of squared eigenvalues is that of all squared elements.
+    a = th.randn(3, 3, dtype=th.complex128)
+    whole = (a + a.mH).requires_grad_()
+    gradient, = th.autograd.grad(th.linalg.eigvalsh(whole).square().sum(), whole, create_graph=True)
+    close(gradient, 2 * whole)
+    close(th.autograd.grad(gradient.abs().square().sum(), whole)[0], 8 * whole)

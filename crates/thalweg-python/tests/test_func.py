@@ -149,3 +149,13 @@ def test_branches_and_loops_as_functions():
         th.cond(x > 0, th.sin, th.cos, (x,))
     with raises(RuntimeError, "must return 2 values"):
         th.while_loop(lambda i, y: i < 3, lambda i, y: i + 1, (0, x))
+
+
+def test_slices_without_dimensions_and_what_draws_nothing():
+    numbers, rows = th.tensor([1.0, -2.0, 3.0]), th.arange(24.0).reshape(2, 4, 3) / 7 - 1
+    for function in (lambda x: x.sum(0), lambda x: x.softmax(-1), lambda x: x.squeeze(0), lambda x: x.max(0)[0]):
+        assert vmap(function)(numbers).tolist() == [function(number).item() for number in numbers]
+    # All dimensions but one are reduced, and those of one slice only.
+    for function in (lambda x: x.renorm(2, 0, 1.0), lambda x: th.norm_except_dim(x, 2, 1), lambda x: F.dropout(x, 0.5, training=False), lambda x: F.dropout(x, 0.0)):
+        close(vmap(function)(rows), th.stack([function(row) for row in rows]))
+    close(vmap(vmap(lambda x: th.trapezoid(x, dim=0)))(rows), th.trapezoid(rows, dim=2))

@@ -323,3 +323,33 @@ def test_saved_inputs_require_a_gradient_in_backward():
     leaf = th.nn.Parameter(th.ones(2))
     Product.apply(th.ones(2, requires_grad=True), leaf).sum().backward()
     assert seen == [(True, True, False)] and leaf.grad.tolist() == [3.0, 3.0]
+
+
+class WithTangent(th.autograd.Function):
+    """x² times a factor, with a tangent and without a gradient."""
+
+    @staticmethod
+    def forward(x, factor):
+        return x * x * factor
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_forward(inputs[0])
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        return 2 * ctx.saved_tensors[0] * tangent * ctx.factor
+
+
+def test_tangents_are_those_of_the_function():
+    x, tangent = th.tensor([1.0, 2.0]), th.tensor([3.0, 4.0])
+    function = lambda x: WithTangent.apply(x, 3.0).sin()  # noqa: E731
+    value, found = th.func.jvp(function, (x,), (tangent,))
+    expected = (3 * x * x).cos() * 6 * x * tangent
+    close(value, (3 * x * x).sin())
+    close(found, expected)
+    with th.autograd.forward_ad.dual_level():
+        dual = th.autograd.forward_ad.make_dual(x, tangent)
+        close(th.autograd.forward_ad.unpack_dual(function(dual)).tangent, expected)
+    assert not dual.requires_grad

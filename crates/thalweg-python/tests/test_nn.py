@@ -1,6 +1,7 @@
 """Modules, optimizers, schedules and files."""
 
 import json
+import math
 import os
 import struct
 import tempfile
@@ -415,3 +416,21 @@ def test_states_of_the_first_form_of_spectral_norm():
     assert not other._load_state_dict_pre_hooks and not other._state_dict_hooks
     with raises(ValueError, "spectral_norm of 'weight' not found in Linear("):
         nn.utils.remove_spectral_norm(other)
+
+
+def test_a_dropout_in_place_that_keeps_everything_writes_nothing():
+    x = th.ones(3, requires_grad=True)
+    for function in (F.dropout, F.alpha_dropout, F.feature_alpha_dropout):
+        assert function(x, 0.5, training=False, inplace=True) is x
+        y = x.exp()
+        function(y, 0.5, False, True).sum().backward()
+    close(x.grad, 3 * x.exp())
+
+
+def test_an_impossible_sequence_has_no_gradient_unless_it_counts_as_0():
+    for zero_infinity in (False, True):
+        x = th.randn(4, 2, 3).requires_grad_()
+        loss = F.ctc_loss(x.log_softmax(-1), th.tensor([[1, 1, 2], [1, 2, 0]]), (3, 4), (3, 2), reduction="none", zero_infinity=zero_infinity)
+        loss.sum().backward()
+        assert loss[0].item() == (0.0 if zero_infinity else math.inf) and math.isfinite(loss[1].item())
+        assert x.grad[:3, 0].isnan().all() != zero_infinity and x.grad[3, 0].tolist() == [0.0] * 3 and x.grad[:, 1].isfinite().all()

@@ -175,3 +175,13 @@ def test_what_is_wrong_with_a_call_is_said():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert th.addcmul(x, 2j, x, x).tolist() == th.addcmul(x, x, x, value=2j).tolist() == [1 + 2j] * 2
+
+
+def test_given_tensors_have_the_dtype_of_the_result():
+    x, places = th.arange(6.0).reshape(2, 3), th.empty(0, dtype=th.int64)
+    found = th.max(x, 1, out=(th.empty(0), places))
+    assert found.indices is places and places.tolist() == [2, 2] and th.return_types.max((x, places)).indices is places
+    for call in (lambda out: th.mm(x, x.T, out=out), lambda out: th.argmax(x, 1, out=out), lambda out: th.sort(x, out=(th.empty(0), out))):
+        with raises(RuntimeError, "Expected out tensor to have dtype"):
+            call(th.empty(0, dtype=th.float64))
+    assert th.exp(x, out=th.empty(0, dtype=th.float64)).dtype is th.float64 and th.logspace(0, 1, 2, out=th.empty(0)).tolist() == [1.0, 10.0]

@@ -79,7 +79,7 @@ pub mod warning;
 pub use autograd::{NoGrad, inference_mode, no_grad, try_no_grad};
 pub use display::{PrintOptions, print_options, set_print_options};
 pub use host_tensor::HostTensor;
-pub use kernels::creation::check_convertible;
+pub use kernels::creation::{check_convertible, converted, represented};
 pub use memory_format::MemoryFormat;
 pub use sizes::{Size, Sizes};
 pub use subscript::Index;

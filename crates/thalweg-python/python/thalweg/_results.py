@@ -68,8 +68,15 @@ def results_class(name, fields):
     safe = [field if field.isidentifier() else f"result{place}" for place, field in enumerate(fields)]
     made = collections.namedtuple(name, safe, rename=True, module="thalweg.return_types")
     made.__doc__ = f"The results of `{name}`."
-    made.__repr__ = _printed
+    made.__new__, made.__repr__ = _of_results, _printed
+    made.n_fields = made.n_sequence_fields = len(safe)
+    made.n_unnamed_fields = 0
     return made
+
+
+def _of_results(cls, *results):
+    """Returns results, which are passed one by one or as one sequence, as in PyTorch."""
+    return tuple.__new__(cls, results if len(results) == len(cls._fields) else results[0])
 
 
 def _printed(self):

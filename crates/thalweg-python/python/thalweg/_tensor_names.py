@@ -153,7 +153,7 @@ def add():
     made |= {
         "new": _new, "as_subclass": _as_subclass, "_make_subclass": staticmethod(_make_subclass),
         "__reversed__": _reversed, "__div__": Tensor.__truediv__, "__rdiv__": _rdiv, "__idiv__": _idiv, "__array_wrap__": _array_wrap,
-        "dim_order": _dim_order, "module_load": _module_load, "fill_diagonal_": _fill_diagonal_, "has_names": lambda self: False, "dense_dim": Tensor.dim,
+        "dim_order": _dim_order, "module_load": _module_load, "fill_diagonal_": _fill_diagonal_, "has_names": lambda self: False, "dense_dim": lambda self: self.dim(),
         "sparse_dim": lambda self: 0, "to_dense": lambda self, *args, **kwargs: self, "name": None, "volatile": False,
         "grad_dtype": property(lambda self: self.dtype),
         "names": property(lambda self: (None,) * self.dim()), "_is_zerotensor": lambda self: False,

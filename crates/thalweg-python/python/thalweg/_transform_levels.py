@@ -4,10 +4,11 @@ import threading
 
 
 class _Local(threading.local):
-    """The transforms of a thread: maps over a dimension, the number of derivatives, and the leaves that they made."""
+    """The transforms of a thread: maps over a dimension, the number of derivatives, the leaves that they made, and whether a backward pass runs
+    for tangents."""
 
     def __init__(self):
-        self.maps, self.derivatives, self.leaves = [], 0, []
+        self.maps, self.derivatives, self.leaves, self.is_forward = [], 0, [], False
 
 
 local = _Local()
@@ -39,3 +40,14 @@ class Derivative:
         local.derivatives -= 1
         if local.derivatives == 0:
             local.leaves.clear()
+
+
+class Forward:
+    """A region whose backward passes begin at zeros, to be differentiated by them: the products with tangents are wanted."""
+
+    def __enter__(self):
+        self.former, local.is_forward = local.is_forward, True
+        return self
+
+    def __exit__(self, *_):
+        local.is_forward = self.former

@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering;
 
 use thalweg_derive::in_call;
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Error, Result, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::leaf::Accumulate;
 use super::meta::{AutogradMeta, ViewOf};
 use super::redirected::redirected_edge;
 use super::region::region_edge;
-use super::{Edge, Node, is_inference_mode_enabled};
+use super::{Edge, Node, is_grad_enabled, is_inference_mode_enabled};
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -173,9 +173,56 @@ impl Tensor {
         meta.writes.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Returns whether autograd records a write in place, whose source may require a gradient.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the tensor is a leaf that requires a gradient or a view
+    /// of one, if it is a view whose base autograd does not know, or if it is an inference tensor outside inference mode.
+    pub(crate) fn is_write_recorded(&self, source_requires_grad: bool) -> Result<bool> {
+        self.check_inference_write()?;
+        let refused = |why: &str| Err(invalid!("{self:?} {why}"));
+        if !is_grad_enabled() {
+            return Ok(false);
+        }
+        let view_of = self.0.autograd.view_of();
+        let base = view_of.and_then(ViewOf::base);
+        let unrecorded = match view_of {
+            Some(ViewOf::Unrecorded { of_required }) => Some(*of_required),
+            _ => None,
+        };
+        let wanted = source_requires_grad
+            || self.requires_grad()
+            || base.is_some_and(Self::requires_grad)
+            || unrecorded == Some(true);
+        if !wanted || !self.dtype().is_differentiable() {
+            return Ok(false);
+        }
+        if let Some(why) = self.refusal_of_view() {
+            return refused(&why);
+        }
+        // The base of a view does not require a gradient if the view was made from a leaf that is itself a view and does.
+        let is_required = |tensor: &Self| tensor.requires_grad() || self.requires_grad();
+        for (tensor, which) in [(Some(self), "a leaf Variable"), (base, "a view of a leaf Variable")] {
+            if tensor.is_some_and(|tensor| tensor.is_leaf() && is_required(tensor)) {
+                return refused(&format!(
+                    "cannot be written in place: {which} that requires grad is being used in an in-place operation. Do it inside \
+                     `no_grad`"
+                ));
+            }
+        }
+        if unrecorded.is_some() {
+            return refused(
+                "is a view that was made inside `no_grad` or inference mode, so a write that gradients flow through cannot be recorded: \
+                 A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make the view outside, or \
+                 write inside `no_grad`",
+            );
+        }
+        Ok(true)
+    }
+
     /// Returns PyTorch's message about a write to a view whose writes cannot be recorded: one of several views that one operator returned, or
     /// the result of a program's own function that shares the memory of an input. `None` for other tensors.
-    pub(crate) fn refusal_of_view(&self) -> Option<String> {
+    fn refusal_of_view(&self) -> Option<String> {
         let view_of = self.0.autograd.view_of()?;
         if !matches!(view_of, ViewOf::OneOfMany(_) | ViewOf::Function) {
             return None;

@@ -145,9 +145,9 @@ impl Body {
 /// A condition of PyTorch's on the tensors that the `out=` form of an operator writes.
 #[derive(Clone, Copy)]
 pub(crate) enum OutRule {
+    /// The dtype of the result: it is not converted.
+    OfResult,
     /// The dtype of the first input.
-    DTypeOfFirst,
-    /// The dtype of the first input, with another message.
     SameDType,
     /// The dtype of complex numbers whose parts have the first input's.
     ComplexOfFirst,
@@ -157,8 +157,6 @@ pub(crate) enum OutRule {
     Long,
     /// The dtype of the first input, with a message that names the result whose dtype differs.
     EachOfFirst,
-    /// The dtype of the first input, for the first result only.
-    FirstOfFirst,
     /// Any dtype: truth values are written as its numbers.
     AnyDType,
     /// Memory that no input shares.

@@ -9,7 +9,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ops::schema::{Alias, Kind, Schema, Type};
-use thalweg_runtime::{Error, Result, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, refuse_if};
 
 use super::definition::{Body, single};
 use super::offers::{Taker, offer, recorded_offer};
@@ -74,16 +74,7 @@ pub(crate) fn is_view(functional: &Operator) -> bool {
 /// Runs the in-place form of an operator that returns a view: the tensor takes the view's layout.
 pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let target = call.tensor(0);
-    target.check_inference_write()?;
-    if is_grad_enabled() && target.requires_grad() && target.is_leaf() {
-        refuse!("a leaf Variable that requires grad is being used in an in-place operation.");
-    }
-    if is_grad_enabled()
-        && target.requires_grad()
-        && let Some(why) = target.refusal_of_view()
-    {
-        refuse!("{target:?} {why}");
-    }
+    target.is_write_recorded(false)?;
     let view =
         target.update_layout(|| Ok(functional.call(call.arguments, None, call.label)?.swap_remove(0)))?;
     target.take_history(&view);

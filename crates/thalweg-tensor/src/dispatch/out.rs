@@ -92,10 +92,6 @@ impl OutRule {
         let dtype = inputs.first().map_or(DType::Bool, |input| input.dtype());
         let other_than = |dtype: DType| out.iter().map(Tensor::dtype).find(|&given| given != dtype);
         let refusal = match self {
-            Self::DTypeOfFirst => other_than(dtype).map(|given| {
-                let [dtype, given] = [dtype, given].map(unaliased_cpp_type);
-                format!("Expected out tensor to have dtype {dtype}, but got {given} instead")
-            }),
             Self::SameDType => other_than(dtype).map(|given| {
                 let [dtype, given] = [dtype, given].map(named);
                 format!(
@@ -119,10 +115,6 @@ impl OutRule {
                         operator.base_name()
                     )
                 }),
-            Self::FirstOfFirst => (out.first().map(Tensor::dtype)).filter(|&given| given != dtype).map(|given| {
-                let [dtype, given] = [dtype, given].map(named);
-                format!("expected scalar_type {dtype} but found {given}")
-            }),
             Self::Long => other_than(DType::I64).map(named).map(|given| {
                 let name = operator.base_name();
                 format!("{name}: Expected out tensor to have scalar type Long but got scalar type {given}")
@@ -140,7 +132,7 @@ impl OutRule {
                     let name = operator.base_name();
                     format!("{name} only supports bool tensor for result, got: {}", named(given))
                 }),
-            Self::KeepsShape | Self::GivesDType => None,
+            Self::KeepsShape | Self::GivesDType | Self::OfResult => None,
         };
         refusal.map_or(Ok(()), |why| Err(Error::invalid(why)))
     }
@@ -217,8 +209,10 @@ fn call_out(
             "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires \
              grad; call it inside `no_grad`"
         );
-        let takes_any = operator.out_rules().iter().any(|rule| matches!(rule, OutRule::AnyDType));
-        if operator.out_rules().iter().any(|rule| matches!(rule, OutRule::KeepsShape)) {
+        let has = |wanted: fn(&OutRule) -> bool| operator.out_rules().iter().any(wanted);
+        let takes_any = has(|rule| matches!(rule, OutRule::AnyDType));
+        let is_exact = has(|rule| matches!(rule, OutRule::OfResult));
+        if has(|rule| matches!(rule, OutRule::KeepsShape)) {
             for (result, target) in results.iter_mut().zip(out) {
                 if result.elements() == target.elements() && !are_same(result, target) {
                     *result = result.reshape(target.shape())?;
@@ -227,6 +221,10 @@ fn call_out(
         }
         for (result, target) in results.iter().zip(out) {
             check_target(result, target, takes_any)?;
+            if is_exact && result.dtype() != target.dtype() {
+                let [dtype, given] = [result, target].map(|tensor| unaliased_cpp_type(tensor.dtype()));
+                refuse!("Expected out tensor to have dtype {dtype}, but got {given} instead");
+            }
             if is_loop(operator) {
                 check_overlap(&inputs, target)?;
             }

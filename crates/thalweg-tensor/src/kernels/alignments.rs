@@ -14,6 +14,7 @@ use crate::tensor::{Tensor, Tensors};
 /// has the gradient that it has where each probability is divided by the sum of its step, as PyTorch's.
 pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let emitted = call.tensor(0).detach().contiguous()?;
+    check(&emitted, [call.tensor(2), call.tensor(3)], &[call.tensor(1)])?;
     let losses = call.new_empty(&emitted.shape()[1..2], DType::F64)?;
     let sums = call.new_empty(emitted.shape(), DType::F64)?;
     launch(call, [&emitted, call.tensor(2), call.tensor(3), &sums, &losses], None)?;
@@ -25,9 +26,28 @@ pub(crate) fn backward(call: &Call<'_>) -> Result<Tensors> {
     let [gradient, emitted] = [call.tensor(0), call.tensor(1)].map(|tensor| tensor.detach().contiguous());
     let (gradient, emitted) = (gradient?, emitted?);
     let [skips, lengths, losses, sums] = [2, 3, 4, 5].map(|at| call.tensor(at));
+    check(&emitted, [skips, lengths], &[&gradient, losses])?;
+    refuse_if!(
+        sums.shape() != emitted.shape() || sums.dtype() != DType::F64,
+        "{sums:?} does not fit {emitted:?}"
+    );
     let result = call.new_empty(emitted.shape(), DType::F64)?;
     launch(call, [&emitted, skips, lengths, sums, losses], Some([&gradient, &result]))?;
     Ok([result].into_iter().collect())
+}
+
+/// Refuses tensors that do not fit what the states emit; the last ones have a number for each sequence.
+fn check(emitted: &Tensor, [skips, lengths]: [&Tensor; 2], numbers: &[&Tensor]) -> Result<()> {
+    let &[_, batch, states] = emitted.shape() else {
+        refuse!("what states emit is (times, batch, states), not {emitted:?}");
+    };
+    let fits = |tensor: &Tensor, shape: &[usize], dtype| *tensor.shape() == *shape && tensor.dtype() == dtype;
+    let all = fits(skips, &[batch, states], DType::Bool)
+        && fits(lengths, &[2, batch], DType::I64)
+        && emitted.dtype() == DType::F64
+        && numbers.iter().all(|tensor| fits(tensor, &[batch], DType::F64));
+    refuse_if!(!all, "{skips:?}, {lengths:?} or {numbers:?} do not fit {emitted:?}");
+    Ok(())
 }
 
 /// Queues the launch over its operands, and, for the gradient, over that of the losses and the result.

@@ -3,12 +3,12 @@
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::default_dtype;
 use thalweg_ops::structured::FULL;
-use thalweg_runtime::{Error, Result, invalid};
+use thalweg_runtime::{Device, Error, Result, invalid};
 
 use crate::dispatch::Call;
 use crate::dtype_name::overflow_text;
 use crate::loops::{self, LoopCall};
-use crate::tensor::Tensors;
+use crate::tensor::{Tensor, Tensors};
 
 /// Returns a tensor with one value, which the dtype must be able to represent.
 pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
@@ -16,6 +16,31 @@ pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
     let dtype = lowered.arguments.dtype.unwrap_or_else(default_dtype);
     lowered.arguments.scalars[0] = convertible(lowered.arguments.scalars[0], dtype)?;
     loops::run(&lowered, None)
+}
+
+/// Returns a number as a tensor without dimensions. It is converted as elements are: beyond the range of a float it is infinite, and
+/// integers wrap around.
+///
+/// # Errors
+/// If the device has no memory.
+pub fn converted(number: Scalar, dtype: DType, device: &Device) -> Result<Tensor> {
+    if convertible(number, dtype).is_ok() {
+        return Tensor::full(&[], number, dtype, device);
+    }
+    let widest = if number.is_floating_point() { DType::F64 } else { DType::I64 };
+    Tensor::full(&[], number, widest, device)?.to_dtype(dtype)
+}
+
+/// Returns a number as [`converted`] does, and refuses one that the dtype cannot represent. As in PyTorch, only a float of 16 bits is
+/// infinite beyond its range.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the dtype cannot represent the number.
+pub fn represented(number: Scalar, dtype: DType, device: &Device) -> Result<Tensor> {
+    if !(dtype.is_floating_point() && dtype.size_bytes() < 4) {
+        convertible(number, dtype)?;
+    }
+    converted(number, dtype, device)
 }
 
 /// Refuses a number that is beyond the range of a dtype of integers, as PyTorch does for a list of numbers.

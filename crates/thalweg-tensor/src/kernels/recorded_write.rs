@@ -11,7 +11,7 @@ use thalweg_ir::{DType, Shape, inverse_order};
 use thalweg_runtime::{Error, Label, Result, invalid};
 
 use super::indexing::index_copy;
-use crate::autograd::{Backward, Edge, Gradients, Node, Region, Saved, ViewOf, is_grad_enabled};
+use crate::autograd::{Backward, Edge, Gradients, Node, Region, Saved, ViewOf};
 use crate::dispatch::{Argument, built_in};
 use crate::tensor::Tensor;
 
@@ -96,48 +96,14 @@ impl Recording {
     /// [`Error::is_invalid_argument`] if the target is a leaf that requires a gradient or a view of one, if it is a view whose
     /// base autograd does not know, or if it is an inference tensor outside inference mode.
     pub(crate) fn new(target: &Tensor, source: &Tensor) -> Result<Option<Self>> {
-        target.check_inference_write()?;
-        let refused = |why: &str| Err(invalid!("{target:?} {why}"));
-        if !is_grad_enabled() {
+        if !target.is_write_recorded(source.requires_grad())? {
             return Ok(None);
         }
-        let view_of = target.0.autograd.view_of();
-        let base = view_of.and_then(ViewOf::base);
-        let unrecorded = match view_of {
-            Some(ViewOf::Unrecorded { of_required }) => Some(*of_required),
-            _ => None,
-        };
-        let wanted = source.requires_grad()
-            || target.requires_grad()
-            || base.is_some_and(Tensor::requires_grad)
-            || unrecorded == Some(true);
-        if !wanted || !target.dtype().is_differentiable() {
-            return Ok(None);
-        }
-        if let Some(why) = target.refusal_of_view() {
-            return refused(&why);
-        }
-        // The base of a view does not require a gradient if the view was made from a leaf that is itself a view and does.
-        let is_required = |tensor: &Tensor| tensor.requires_grad() || target.requires_grad();
-        for (tensor, which) in [(Some(target), "a leaf Variable"), (base, "a view of a leaf Variable")] {
-            if tensor.is_some_and(|tensor| tensor.is_leaf() && is_required(tensor)) {
-                return refused(&format!(
-                    "cannot be written in place: {which} that requires grad is being used in an in-place operation. Do it inside \
-                     `no_grad`"
-                ));
-            }
-        }
-        if unrecorded.is_some() {
-            return refused(
-                "is a view that was made inside `no_grad` or inference mode, so a write that gradients flow through cannot be recorded: \
-                 A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make the view outside, or \
-                 write inside `no_grad`",
-            );
-        }
+        let base = target.0.autograd.view_of().and_then(ViewOf::base);
         if base.is_some_and(|base| base.layout().may_overlap()) {
-            return refused(
-                "is a view of an expanded tensor, and such a write cannot be recorded; make it contiguous first",
-            );
+            return Err(invalid!(
+                "{target:?} is a view of an expanded tensor, and such a write cannot be recorded; make it contiguous first"
+            ));
         }
         let whole = base.unwrap_or(target).clone();
         let region = base.map(|base| Region::new(target, base)).transpose()?;

@@ -19,7 +19,7 @@ use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::dtype_name::{named, overflow};
 use crate::kernels::compact::Selection;
-use crate::kernels::creation::convertible;
+use crate::kernels::creation::{converted, represented};
 use crate::kernels::indexing::call_scatter as scatter;
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
@@ -100,7 +100,7 @@ operators! {
         fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single)), first: Consumed;
     /// Returns the elements where a mask is true, as a vector. Blocks.
     "masked_select(Tensor self, Tensor mask) -> Tensor"
-        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Unshared];
+        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [OfResult, Unshared];
     /// Returns the elements whose flags, of the same shape, are set, as a vector. Blocks.
     "thalweg::compact(Tensor self, Tensor mask) -> Tensor" = Differentiable(compact, &COMPACT), complex: Taken;
     /// Returns a tensor with the elements of a source, in order, where flags of its shape are set. Blocks.
@@ -111,7 +111,7 @@ operators! {
             let (x, index) = (call.tensor(0), flat_index(call, "take")?);
             let rows = x.reshape(&[1, x.elements(), 1])?;
             gathered(&rows, &index)?.reshape(call.tensor(1).shape()).map(single)
-        }), out: [Unshared];
+        }), out: [OfResult, Unshared];
     /// Returns the tensor with the elements of a source written at indices into all elements, or added to the elements there.
     "put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"
         fn put(index: tensor, source: tensor, accumulate: bool) = Composite(|call| {
@@ -474,28 +474,20 @@ pub(super) fn number_beside(call: &Call<'_>, place: usize, tensor: &Tensor) -> R
     if dtype_of(scalar).category() > dtype.category() {
         return number(call, place);
     }
-    match convertible(scalar, dtype) {
-        Ok(_) => Tensor::full(&[], scalar, dtype, call.device),
-        // Converted as elements are: beyond the range of a float it is infinite, and integers wrap around.
-        Err(_) => {
-            let widest = if scalar.is_floating_point() { DType::F64 } else { dtype_of(scalar) };
-            Tensor::full(&[], scalar, widest, call.device)?.to_dtype(dtype)
-        }
-    }
+    converted(scalar, dtype, call.device)
 }
 
-/// Returns a number as [`number_beside`] does, and refuses one that the tensor's dtype cannot represent. Floats of 16 bits become infinite.
+/// Returns a number as [`number_beside`] does, and refuses one that the tensor's dtype cannot represent.
 fn number_within(call: &Call<'_>, place: usize, tensor: &Tensor) -> Result<Tensor> {
     let (scalar, dtype) = (call.scalar(place), tensor.dtype());
-    let is_small_float = dtype.is_floating_point() && dtype.size_bytes() < 4;
-    if dtype_of(scalar).category() <= dtype.category() && !is_small_float {
-        convertible(scalar, dtype)?;
+    match dtype_of(scalar).category() > dtype.category() {
+        true => number(call, place),
+        false => represented(scalar, dtype, call.device),
     }
-    number_beside(call, place, tensor)
 }
 
 fn number(call: &Call<'_>, place: usize) -> Result<Tensor> {
-    Tensor::full(&[], call.scalar(place), dtype_of(call.scalar(place)), call.device)
+    converted(call.scalar(place), dtype_of(call.scalar(place)), call.device)
 }
 
 fn masked_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensor> {

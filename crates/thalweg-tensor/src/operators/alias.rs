@@ -38,7 +38,7 @@ operators! {
     /// Returns the smaller of self and other: `minimum`.
     "min.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("minimum")?)), out_form: "min.out", autocast: Parts;
     /// Returns −1, 0 or 1 with the sign of each element: `sign`; of complex numbers self / |self|, and 0 of 0.
-    "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?)), first: Consumed, complex: Parts(complex::sign);
+    "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?)), out: [OfResult], first: Consumed, complex: Parts(complex::sign);
     /// Returns the tensor broadcast to a shape: `expand`.
     "broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)"
         fn broadcast_to(size: sizes)
@@ -104,11 +104,11 @@ operators! {
     "float_power.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"
         fn float_power(exponent: tensor) = Composite(|call| {
             widest(call.tensor(0))?.pow(&widest(call.tensor(1))?).map(single)
-        }), in_place: "", autocast: Parts, complex: Wide;
+        }), in_place: "", out: [OfResult], autocast: Parts, complex: Wide;
     /// Returns the elements in f64 to the power of a number.
     "float_power.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor" = Composite(|call| {
         widest(call.tensor(0))?.pow_scalar(call.scalar(1).to_f64()).map(single)
-    }), in_place: "", autocast: Parts, complex: Wide;
+    }), in_place: "", out: [OfResult], autocast: Parts, complex: Wide;
     /// Raises the elements to the power of the exponents, in place; they must be float64 or complex128.
     "float_power_.Tensor(Tensor(a!) self, Tensor exponent) -> Tensor(a!)" = Composite(|call| {
         let (base, exponent) = (call.tensor(0), widest(call.tensor(1))?);
@@ -126,7 +126,7 @@ operators! {
         let exponent = widest(call.tensor(1))?;
         let base = Tensor::full(&[], call.scalar(0).to_f64(), exponent.dtype(), call.device)?;
         base.pow(&exponent).map(single)
-    }), autocast: Parts, complex: Wide;
+    }), out: [OfResult], autocast: Parts, complex: Wide;
     /// Returns self · 2 to the power of other. Floats times powers of integers keep their dtype.
     "ldexp.Tensor(Tensor self, Tensor other) -> Tensor" fn ldexp(other: tensor) = Composite(|call| {
         if call.tensor(0).dtype().is_floating_point() && call.tensor(1).dtype().is_integer() {

@@ -9,6 +9,7 @@ use super::advanced_index::number_beside;
 use super::view::dtype_of;
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call, over};
+use crate::dtype_name::named;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -57,7 +58,7 @@ operators! {
             let (x, among) = (call.tensor(0), call.tensor(1));
             check_isin([x.dtype(), among.dtype()])?;
             isin(call, x, among)
-        });
+        }), out: [OfResult];
     /// Returns which elements are equal to a number.
     "isin.Tensor_Scalar(Tensor elements, Scalar test_element, *, bool assume_unique=False, bool invert=False) -> Tensor"
         fn isin_scalar(test_element: scalar)
@@ -65,14 +66,14 @@ operators! {
             let x = call.tensor(0);
             check_isin([dtype_of(call.scalar(1)), x.dtype()])?;
             isin(call, x, &number_beside(call, 1, x)?)
-        });
+        }), out: [OfResult];
     /// Returns whether a number is among the elements.
     "isin.Scalar_Tensor(Scalar element, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"
         = Composite(|call| {
             let among = call.tensor(1);
             check_isin([dtype_of(call.scalar(0)), among.dtype()])?;
             isin(call, &number_beside(call, 0, among)?, among)
-        });
+        }), out: [OfResult];
 }
 
 fn isclose(call: &Call<'_>) -> Result<Tensor> {
@@ -110,7 +111,9 @@ fn only(call: &Call<'_>, refusal: &str) -> Result<Tensor> {
 
 /// Refuses bools, as PyTorch does.
 fn check_isin(dtypes: [DType; 2]) -> Result<()> {
-    refuse_if!(dtypes.contains(&DType::Bool), "Unsupported input type encountered for isin(): Bool");
+    if let Some(&dtype) = dtypes.iter().find(|dtype| **dtype == DType::Bool || dtype.is_complex()) {
+        refuse!("Unsupported input type encountered for isin(): {}", named(dtype));
+    }
     Ok(())
 }
 

@@ -50,7 +50,7 @@ operators! {
     /// Returns the complex conjugates, in new memory; the tensor itself if it is real.
     "conj_physical(Tensor self) -> Tensor"
         fn conj_physical()
-        = Composite(|call| conjugate(call).map(single)), autocast: Parts;
+        = Composite(|call| conjugate(call).map(single)), out: [OfResult], autocast: Parts;
     /// Returns the tensor itself: conjugates are never lazy views.
     "resolve_conj(Tensor(a) self) -> Tensor(a)"
         fn resolve_conj()

@@ -3,10 +3,11 @@
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result, refuse};
 
+use super::complex::parts;
 use super::complex_matrices::{Stack, adjoint, identity};
 use super::complex_spectra::{spectrum_of, triangle};
 use super::decompose::{permutations, transposed, unpacked};
-use crate::dispatch::{Arguments, Call};
+use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns both factors of P L U of matrices (batch, rows, columns) in one tensor, the swapped rows, counted from 1, and 0 or the
@@ -21,7 +22,9 @@ fn eliminated(matrices: &Tensor, pivot: bool) -> Result<[Tensor; 3]> {
     let (mut a, mut pivots) = (matrices.clone(), Vec::new());
     let mut info = Tensor::zeros(&[batch], DType::I32, device)?;
     for step in 0..rows.min(columns) {
-        let below = a.detach().narrow(2, step, 1)?.narrow(1, step, rows - step)?.squeeze(2)?.abs()?;
+        // As LAPACK measures numbers.
+        let [re, im] = parts(&a.detach().narrow(2, step, 1)?.narrow(1, step, rows - step)?.squeeze(2)?)?;
+        let below = re.abs()?.add(&im.abs()?)?;
         let best = if pivot { below.argmax(1)?.unsqueeze(1)? } else { places.narrow(1, 0, 1)?.clone() };
         let best = best.add_scalar(step as i64)?;
         let to_here = places.eq_scalar(step as i64)?;
@@ -91,6 +94,25 @@ pub(super) fn lu_unpack(call: &Call<'_>) -> Result<Tensors> {
         false => [nothing()?, nothing()?],
     };
     Ok(Tensors::from_iter([order, lower, upper]))
+}
+
+/// Returns 0 or the first pivot of each matrix that is 0.
+pub(super) fn first_zero_pivot(x: &Tensor, name: &str) -> Result<Tensor> {
+    let a = Stack::square(name, x)?;
+    let [_, _, info] = eliminated(&a.matrices, true)?;
+    a.to_result(&info)
+}
+
+/// Returns the solutions of equations with matrices from both their factors in one tensor and the swapped rows.
+pub(super) fn lu_solve(call: &Call<'_>) -> Result<Tensor> {
+    let (factors, b) = (call.tensor(0), call.tensor(2));
+    let wide = [factors.to_dtype(DType::C128)?, call.tensor(1).clone()];
+    let [order, lower, upper] = wide[0].lu_unpack(&wide[1], true, true)?;
+    let matrices = order.matmul(&lower)?.matmul(&upper)?;
+    let matrices = if call.bool(4) { adjoint(&matrices)? } else { matrices };
+    let b = b.to_dtype(DType::C128)?;
+    let arguments = [(&matrices).into(), (&b).into(), call.bool(3).into()];
+    super::call(built_in!("linalg_solve")?, &arguments, None, call.label.location)?.to_dtype(factors.dtype())
 }
 
 /// Returns the pseudoinverses of matrices, whose singular values that are not above the bounds of their matrices count as 0.

@@ -4,11 +4,24 @@
 use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
+use super::Body::Differentiable;
 use super::complex::{of_parts, parts};
+use super::complex_spectra::spectrum;
 use super::decompose::transposed;
 use super::reflectors;
-use crate::dispatch::{Arguments, Call};
+use super::{call as call_operator, operators, single};
+use crate::autograd::formula::Formula;
+use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns Hermitian matrices from the upper or lower triangle of complex128 ones.
+    "thalweg::hermitian(Tensor self, bool upper) -> Tensor"
+        = Differentiable(|call| mirrored(&call.tensor(0).detach(), call.bool(1)).map(single), &MIRRORED), complex: Taken;
+    /// Returns the eigenvalues of complex128 Hermitian matrices (batch, rows, rows), in ascending order.
+    "thalweg::eigenvalues_of_hermitian(Tensor self) -> Tensor"
+        = Differentiable(|call| eigenvalues_of_blocks(&call.tensor(0).detach()).map(single), &EIGENVALUES), complex: Taken;
+}
 
 /// Matrices of any batch as complex128 (batch, rows, columns).
 pub(super) struct Stack {
@@ -58,11 +71,19 @@ impl Stack {
 
     /// Returns Hermitian matrices from their upper or lower triangle.
     pub(super) fn hermitian(self, upper: bool) -> Result<Self> {
-        let lower = if upper { adjoint(&self.matrices)? } else { self.matrices.clone() };
-        let below = lower.tril(-1)?;
-        let [diagonal, _] = parts(&lower.diagonal(0, -2, -1)?)?;
-        let diagonal = diagonal.to_dtype(DType::C128)?.diag_embed(0, -2, -1)?;
-        Ok(Self { matrices: below.add(&adjoint(&below)?)?.add(&diagonal)?, ..self })
+        let arguments = [(&self.matrices).into(), upper.into()];
+        let location = std::panic::Location::caller();
+        let matrices = call_operator(built_in!("thalweg::hermitian")?, &arguments, None, location)?;
+        Ok(Self { matrices, ..self })
+    }
+
+    /// Returns the vectors of reflectors below the diagonal, with 1 on it, and their factors as (batch, count).
+    fn reflectors(&self, tau: &Tensor) -> Result<(Tensor, Tensor)> {
+        let [count, rows, _] = self.sizes();
+        let steps = tau.shape().last().copied().unwrap_or(0);
+        let ones = identity(&self.matrices, rows)?.narrow(1, 0, steps)?;
+        let vectors = self.matrices.narrow(2, 0, steps)?.tril(-1)?.add(&ones)?;
+        Ok((vectors, tau.to_dtype(DType::C128)?.reshape(&[count, steps])?))
     }
 
     /// Returns the matrices in the batch's shape and the argument's dtype.
@@ -197,9 +218,18 @@ pub(super) fn householder_product(call: &Call<'_>) -> Result<Tensor> {
         tau.shape(),
         call.tensor(0).shape()
     );
-    let ones = identity(&a.matrices, rows)?.narrow(1, 0, steps)?;
-    let vectors = a.matrices.narrow(2, 0, steps)?.tril(-1)?.add(&ones)?;
-    a.to_result(&product(&vectors, &tau.to_dtype(DType::C128)?.reshape(&[count, steps])?, columns)?)
+    let (vectors, tau) = a.reflectors(tau)?;
+    a.to_result(&product(&vectors, &tau, columns)?)
+}
+
+/// Returns the product of all reflectors, or of its adjoint, with other matrices, on the left or the right.
+pub(super) fn ormqr(call: &Call<'_>) -> Result<Tensor> {
+    let (left, transpose) = (call.bool(3), call.bool(4));
+    let [a, other] = [Stack::new("torch.ormqr", call.tensor(0))?, Stack::new("torch.ormqr", call.tensor(2))?];
+    let (vectors, tau) = a.reflectors(call.tensor(1))?;
+    let start = if left { other.matrices.clone() } else { adjoint(&other.matrices)? };
+    let result = reflectors::reflected(&vectors, &tau.unsqueeze(2)?, &start, left == transpose)?;
+    other.to_result(&if left { result } else { adjoint(&result)? })
 }
 
 pub(super) fn det(x: &Tensor) -> Result<Tensor> {
@@ -240,14 +270,55 @@ pub(super) fn cholesky(x: &Tensor, name: &str, upper: bool) -> Result<Tensors> {
     Ok(Tensors::from_iter([whole.to_result(&factor)?, whole.to_result(&info)?]))
 }
 
-/// Returns the eigenvalues of Hermitian matrices, of which one triangle is read, in ascending order: those of their blocks, where
-/// each occurs twice.
+/// Returns the eigenvalues of Hermitian matrices, of which one triangle is read, in ascending order.
 pub(super) fn eigenvalues(x: &Tensor, upper: bool) -> Result<Tensor> {
     let whole = Stack::square("linalg.eigvalsh", x)?.hermitian(upper)?;
-    let [count, rows, _] = whole.sizes();
-    let values = whole.blocks()?.linalg_eigvalsh()?;
-    whole.to_result(&values.reshape(&[count, rows, 2])?.select(2, 0)?)
+    let arguments = [(&whole.matrices).into()];
+    let location = std::panic::Location::caller();
+    let values = call_operator(built_in!("thalweg::eigenvalues_of_hermitian")?, &arguments, None, location)?;
+    whole.to_result(&values)
 }
+
+/// Returns the eigenvalues of complex128 matrices (batch, rows, rows): those of their blocks, where each occurs twice.
+fn eigenvalues_of_blocks(matrices: &Tensor) -> Result<Tensor> {
+    let whole = Stack::square("linalg.eigvalsh", matrices)?;
+    let [count, rows, _] = whole.sizes();
+    whole.blocks()?.linalg_eigvalsh()?.reshape(&[count, rows, 2])?.select(2, 0)?.contiguous()
+}
+
+/// The gradient by eigenvectors, which are computed for it: those of the blocks, whose eigenvalues are all double, have none.
+static EIGENVALUES: Formula = Formula {
+    inputs: &[0],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let [_, vectors] = spectrum(&call.saved(0)?)?;
+            let values = call.gradient_of(0)?.to_dtype(DType::C128)?;
+            vectors.mul(&values.unsqueeze(1)?)?.matmul(&adjoint(&vectors)?)
+        })
+    },
+};
+
+/// Returns Hermitian matrices from the upper or lower triangle of complex128 ones.
+fn mirrored(x: &Tensor, upper: bool) -> Result<Tensor> {
+    let lower = if upper { adjoint(x)? } else { x.clone() };
+    let below = lower.tril(-1)?;
+    let [diagonal, _] = parts(&lower.diagonal(0, -2, -1)?)?;
+    let diagonal = diagonal.to_dtype(DType::C128)?.diag_embed(0, -2, -1)?;
+    below.add(&adjoint(&below)?)?.add(&diagonal)
+}
+
+/// The gradient of both triangles, as in PyTorch.
+static MIRRORED: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let gradient = call.gradient_of(0)?;
+            gradient.add(&adjoint(&gradient)?)?.mul_scalar(0.5)
+        })
+    },
+};
 
 /// Returns singular values, in descending order: those of the blocks, where each occurs twice.
 pub(super) fn singular_values(x: &Tensor) -> Result<Tensor> {

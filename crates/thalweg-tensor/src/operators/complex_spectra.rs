@@ -29,7 +29,7 @@ fn orthonormal(columns: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns the eigenvalues of Hermitian matrices (batch, rows, rows) in ascending order, and the eigenvectors as columns.
-fn spectrum(matrices: &Tensor) -> Result<[Tensor; 2]> {
+pub(super) fn spectrum(matrices: &Tensor) -> Result<[Tensor; 2]> {
     let [values, vectors] = matrices.linalg_eig()?;
     let [values, _] = parts(&values)?;
     let order = values.detach().argsort(-1, false)?;

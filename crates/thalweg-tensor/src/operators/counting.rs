@@ -17,6 +17,7 @@ use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::dtype_name::unaliased_cpp_type as cpp_type;
 use crate::kernels::compact::{Flags, Selection};
+use crate::kernels::creation::converted;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -25,7 +26,7 @@ operators! {
     /// that are not sorted.
     "searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"
         fn searchsorted(input: tensor)
-        = Kernel(searchsorted);
+        = Kernel(searchsorted), out: [OfResult];
     /// Returns the position at which a number would be inserted into a sorted vector.
     "searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"
         fn searchsorted_scalar(input: scalar)
@@ -39,14 +40,14 @@ operators! {
             let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.into();
             (arguments[0], arguments[1]) = ((&sequence).into(), (&number).into());
             built_in!("searchsorted.Tensor")?.call(&arguments, None, call.label)
-        });
+        }), out: [OfResult];
     /// Returns the position of a number among sorted boundaries.
     "bucketize.Scalar(Scalar self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"
         = Composite(|call| {
             let [boundaries, number] = as_one_dtype(call.tensor(1), call.scalar(0))?;
             let arguments = [(&number).into(), (&boundaries).into(), call.bool(2).into(), call.bool(3).into()];
             built_in!("bucketize.Tensor")?.call(&arguments, None, call.label)
-        });
+        }), out: [OfResult];
     /// Returns the positions of values among sorted boundaries.
     "bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"
         fn bucketize(boundaries: tensor)
@@ -56,7 +57,7 @@ operators! {
                 refuse!("boundaries tensor must be 1 dimension, but got dim({})", boundaries.rank());
             }
             as_int32(&search(call, boundaries, x, call.bool(3))?, call.bool(2)).map(single)
-        });
+        }), out: [OfResult];
     /// Returns how often each integer from 0 on occurs, or the sum of its weights, for at least `minlength` integers. The host
     /// reads the greatest one.
     "bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"
@@ -66,7 +67,7 @@ operators! {
     /// element if both are equal.
     "histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"
         fn histc(bins: int, min: scalar, max: scalar)
-        = Kernel(|call| histc(call).map(single));
+        = Kernel(|call| histc(call).map(single)), out: [OfResult];
     /// Returns how many elements are in each of `bin_ct` equal bins, or the sum of their weights, and the bins' edges.
     "histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"
         fn histogram(bins: int) -> 2
@@ -295,9 +296,12 @@ fn bounds(x: &Tensor, given: [f64; 2], margin: f64, name: &str) -> Result<[f64; 
 
 /// Returns a sorted vector and a number in the dtype in which they are compared.
 fn as_one_dtype(sequence: &Tensor, number: Scalar) -> Result<[Tensor; 2]> {
-    let is_fraction = number.is_floating_point() && !sequence.dtype().is_floating_point();
-    let dtype = if is_fraction { default_dtype() } else { sequence.dtype() };
-    Ok([sequence.to_dtype(dtype)?, Tensor::full(&[], number, dtype, sequence.device())?])
+    let dtype = match (sequence.dtype().is_floating_point(), number.is_floating_point()) {
+        (true, _) => sequence.dtype(),
+        (_, true) => default_dtype(),
+        _ => DType::I64,
+    };
+    Ok([sequence.to_dtype(dtype)?, converted(number, dtype, sequence.device())?])
 }
 
 fn check_floats(x: &Tensor, name: &str) -> Result<()> {

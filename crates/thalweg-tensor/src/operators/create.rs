@@ -19,6 +19,7 @@ use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in, check_conversion};
+use crate::kernels::creation;
 use crate::loops::{launch_placed, widen};
 use crate::memory_format::{channels_last_order, format_order, from_last, is_channels_last};
 use crate::tensor::{Tensor, Tensors, uninitialized};
@@ -90,7 +91,10 @@ operators! {
         });
     /// Returns a number as a tensor without dimensions.
     "scalar_tensor(Scalar s, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| filled(call, &[], call.scalar(0), 1, default_dtype)), complex: EachPart;
+        = Composite(|call| {
+            let (call, named) = options(call, 1)?;
+            creation::represented(call.scalar(0), named.unwrap_or_else(default_dtype), call.device).map(single)
+        }), complex: EachPart;
     /// Returns 0, 1, … below an end.
     "arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| arange(call, [Scalar::I64(0), call.scalar(0), Scalar::I64(1)], 1).map(single)), out: [KeepsShape];
@@ -111,10 +115,10 @@ operators! {
         = Composite(|call| eye(call, [call.int(0), call.int(1)], 2).map(single));
     /// Returns matrices with zeros above a diagonal.
     "tril(Tensor self, SymInt diagonal=0) -> Tensor"
-        fn tril(diagonal: int) = Differentiable(|call| triangle(call, true), &LOWER), first: Consumed, complex: Taken;
+        fn tril(diagonal: int) = Differentiable(|call| triangle(call, true), &LOWER), out: [OfResult], first: Consumed, complex: Taken;
     /// Returns matrices with zeros below a diagonal.
     "triu(Tensor self, SymInt diagonal=0) -> Tensor"
-        fn triu(diagonal: int) = Differentiable(|call| triangle(call, false), &UPPER), first: Consumed, complex: Taken;
+        fn triu(diagonal: int) = Differentiable(|call| triangle(call, false), &UPPER), out: [OfResult], first: Consumed, complex: Taken;
     /// Returns a tensor of a tensor's shape and dtype with one value.
     "fill.Scalar(Tensor self, Scalar value) -> Tensor"
         fn fill(value: scalar) = Differentiable(
@@ -369,7 +373,7 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
         return Err(Error::not_implemented("\"linspace\" not implemented for 'Bool'"));
     }
     for bound in [start, end] {
-        crate::kernels::creation::convertible(bound, dtype)?;
+        creation::convertible(bound, dtype)?;
     }
     let [start, end] = [start, end].map(|bound| match dtype.is_floating_point() {
         true => bound.to_f64(),
@@ -495,7 +499,7 @@ fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
         source = source.narrow(dim, first, extent as usize - first - last)?;
         target.push((before.max(0) as usize).min(whole as usize));
     }
-    let value = crate::kernels::creation::convertible(call.scalar(2), x.dtype())?;
+    let value = creation::convertible(call.scalar(2), x.dtype())?;
     let is_last = x.rank() > 3 && is_channels_last(x);
     let order = if is_last { channels_last_order(x.rank()) } else { (0..x.rank()).collect() };
     let ordered: Shape = order.iter().map(|&dim| shape[dim]).collect();

@@ -57,7 +57,7 @@ operators! {
         = Composite(|call| cosine_similarity(call).map(single)), autocast: Full;
     /// Returns the tensor with each slice of a dimension scaled down to a p-norm of at most `maxnorm`.
     "renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor"
-        fn renorm(p: scalar, dim: int, maxnorm: scalar) = Composite(|call| renorm(call).map(single)), first: Consumed, autocast: Full;
+        fn renorm(p: scalar, dim: int, maxnorm: scalar) = Composite(|call| renorm(call).map(single)), out: [OfResult], first: Consumed, autocast: Full;
 }
 
 /// Returns the p-norm of the rows' differences, plus eps in each element.

@@ -19,14 +19,14 @@ operators! {
     /// Blocks.
     "linalg_ldl_factor(Tensor self, *, bool hermitian=False) -> (Tensor LD, Tensor pivots)"
         fn linalg_ldl_factor() -> 2
-        = Composite(|call| Ok(factors(call, "torch.linalg.ldl_factor", true)?.into_iter().take(2).collect())), autocast: Parts;
+        = Composite(|call| Ok(factors(call, "torch.linalg.ldl_factor", true)?.into_iter().take(2).collect())), out: [OfResult], autocast: Parts;
     /// Returns L and D of symmetric matrices in one tensor, the swapped rows, and 0 or the first block of D that is 0.
     "linalg_ldl_factor_ex(Tensor self, *, bool hermitian=False, bool check_errors=False) -> (Tensor LD, Tensor pivots, Tensor info)"
         fn linalg_ldl_factor_ex() -> 3
-        = Composite(|call| factors(call, "torch.linalg.ldl_factor_ex", call.bool(2)));
+        = Composite(|call| factors(call, "torch.linalg.ldl_factor_ex", call.bool(2))), out: [OfResult];
     /// Returns the solutions of equations with symmetric matrices from their L, D and swapped rows.
     "linalg_ldl_solve(Tensor LD, Tensor pivots, Tensor B, *, bool hermitian=False) -> Tensor"
-        fn linalg_ldl_solve(pivots: tensor, b: tensor) = Composite(|call| solve(call).map(single));
+        fn linalg_ldl_solve(pivots: tensor, b: tensor) = Composite(|call| solve(call).map(single)), out: [OfResult];
     /// Returns L and D of float64 matrices (batch, rows, rows), the swapped rows, and 0 or the first block of D that is 0.
     "thalweg::ldl(Tensor self) -> (Tensor LD, Tensor pivots, Tensor info)" = Kernel(|call| {
         let x = call.tensor(0);

@@ -47,50 +47,50 @@ operators! {
         }, &ANEW);
     /// Returns the elements at indices of a dimension, which have the result's shape.
     "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"
-        fn gather(dim: int, index: tensor) = Composite(gather), out: [DTypeOfFirst, Unshared];
+        fn gather(dim: int, index: tensor) = Composite(gather), out: [OfResult, Unshared];
     /// Returns the slices at a list of indices of a dimension.
     "index_select(Tensor self, int dim, Tensor index) -> Tensor"
         fn index_select(dim: int, index: tensor) = Composite(|call| {
             index_select(call.tensor(0), call.int(1), call.tensor(2)).map(single)
-        }), out: [Unshared];
+        }), out: [OfResult, Unshared];
     /// Returns the tensor with the elements of a source written at indices of a dimension.
     "scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter(dim: int, index: tensor, src: tensor) = Composite(|call| {
             Along::of(call, "scatter").scatter(call.tensor(3), Combine::Replace).map(single)
-        }), first: Consumed;
+        }), out: [OfResult], first: Consumed;
     /// Returns the tensor with a number written at indices of a dimension.
     "scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
         fn scatter_value(dim: int, index: tensor, value: scalar)
         = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), Combine::Replace).map(single)),
-            first: Consumed, complex: Repeated("scatter.src");
+            out: [OfResult], first: Consumed, complex: Repeated("scatter.src");
     /// Returns the tensor with the elements of a source added to, or multiplied by, those at indices of a dimension.
     "scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"
         fn scatter_with(dim: int, index: tensor, src: tensor, reduce: str)
         = Composite(|call| {
         Along::of(call, "scatter").scatter(call.tensor(3), former_reduction(call.str(4))?).map(single)
-    }), first: Consumed;
+    }), out: [OfResult], first: Consumed;
     /// Returns the tensor with a number added to, or multiplied by, the elements at indices of a dimension.
     "scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor"
         fn scatter_value_with(dim: int, index: tensor, value: scalar, reduce: str)
         = Composite(|call| {
         Along::of(call, "scatter").scatter_number(call.scalar(3), former_reduction(call.str(4))?).map(single)
-    }), first: Consumed, complex: Repeated("scatter.reduce");
+    }), out: [OfResult], first: Consumed, complex: Repeated("scatter.reduce");
     /// Returns the tensor with the elements of a source added to those at indices of a dimension, in the order of the source.
     "scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter_add(dim: int, index: tensor, src: tensor) = Composite(|call| {
             Along::of(call, "scatter").scatter(call.tensor(3), Combine::Sum).map(single)
-        }), first: Consumed, autocast: Widest;
+        }), out: [OfResult], first: Consumed, autocast: Widest;
     /// Returns the tensor with the elements of a source combined with those at indices of a dimension: `sum`, `prod`, `mean`,
     /// `amax` or `amin`; without `include_self` from the source only.
     "scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor"
         fn scatter_reduce(dim: int, index: tensor, src: tensor, reduce: str, include_self: bool) = Composite(|call| {
             let along = Along::of(call, "scatter_reduce");
             along.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
-        }), first: Consumed;
+        }), out: [OfResult], first: Consumed;
     /// Returns the elements of a dimension at indices, which are broadcast against the other dimensions; without a dimension, of
     /// all elements as one row.
     "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"
-        fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim), autocast: Parts, complex: Taken;
+        fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim), out: [OfResult], autocast: Parts, complex: Taken;
 }
 
 /// The gradient of `gather`: added at the indices that were read.

@@ -15,12 +15,12 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the tensor with the slices of a source, times alpha, added to those at a list of indices.
     "index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"
-        fn index_add(dim: int, index: tensor, source: tensor) = Composite(index_add), first: Consumed;
+        fn index_add(dim: int, index: tensor, source: tensor) = Composite(index_add), out: [OfResult], first: Consumed;
     /// Returns the tensor with the slices of a source written at a list of indices.
     "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"
         fn index_copy(dim: int, index: tensor, source: tensor) = Composite(|call| {
             Places::of(call, "index_copy_", call.tensor(3))?.scatter(call.tensor(3), Combine::Replace).map(single)
-        }), first: Consumed;
+        }), out: [OfResult], first: Consumed;
     /// Returns the tensor with a number written at a list of indices; negative indices are counted from the end.
     "index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
         fn index_fill(dim: int, index: tensor, value: scalar) = Composite(|call| {
@@ -44,7 +44,7 @@ operators! {
         fn index_reduce(dim: int, index: tensor, source: tensor, reduce: str, include_self: bool) = Composite(|call| {
             let slices = Places::of(call, "index_reduce_", call.tensor(3))?;
             slices.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
-        }), first: Consumed;
+        }), out: [OfResult], first: Consumed;
 }
 
 /// A write of slices at a list of indices of a dimension.

@@ -13,7 +13,7 @@ operators! {
     /// Returns the matrix product over the last two dimensions; the others are broadcast. A vector is a row on the left, a column
     /// on the right.
     "matmul(Tensor self, Tensor other) -> Tensor"
-        fn matmul(other: tensor) = Composite(|call| matmul(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
+        fn matmul(other: tensor) = Composite(|call| matmul(call.tensor(0), call.tensor(1)).map(single)), out: [OfResult], autocast: Lower;
     /// Returns the product of two matrices, or of the corresponding matrices of two batches.
     "thalweg::matmul(Tensor self, Tensor other) -> Tensor"
         = Pair(matmul_kernel::backend, matmul_kernel::autograd),
@@ -21,7 +21,7 @@ operators! {
         complex: Parts(|call| complex::product(call.tensor(0), call.tensor(1)).map(single));
     /// Returns the product of two matrices.
     "mm(Tensor self, Tensor mat2) -> Tensor"
-        fn mm(mat2: tensor) = Composite(|call| mm(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
+        fn mm(mat2: tensor) = Composite(|call| mm(call.tensor(0), call.tensor(1)).map(single)), out: [OfResult], autocast: Lower;
     /// Returns the product of two matrices in a dtype: theirs, or float32 for 16-bit matrices.
     "mm.dtype(Tensor self, Tensor mat2, ScalarType out_dtype) -> Tensor"
         = Composite(|call| in_dtype(call, 2, built_in!("mm")?)), autocast: Lower;
@@ -37,44 +37,44 @@ operators! {
         = Composite(|call| in_dtype(call, 3, built_in!("baddbmm")?)), autocast: Lower;
     /// Returns the products of the corresponding matrices of two batches.
     "bmm(Tensor self, Tensor mat2) -> Tensor"
-        fn bmm(mat2: tensor) = Composite(|call| bmm(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
+        fn bmm(mat2: tensor) = Composite(|call| bmm(call.tensor(0), call.tensor(1)).map(single)), out: [OfResult], autocast: Lower;
     /// Returns the product of a matrix and a vector.
     "mv(Tensor self, Tensor vec) -> Tensor"
-        fn mv(vec: tensor) = Composite(|call| mv(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
+        fn mv(vec: tensor) = Composite(|call| mv(call.tensor(0), call.tensor(1)).map(single)), out: [OfResult], autocast: Lower;
     /// Returns the sum of the products of two vectors' elements.
     "dot(Tensor self, Tensor tensor) -> Tensor"
-        fn dot(tensor: tensor) = Composite(|call| dot(call.tensor(0), call.tensor(1)).map(single)), autocast: Widest;
+        fn dot(tensor: tensor) = Composite(|call| dot(call.tensor(0), call.tensor(1)).map(single)), out: [OfResult], autocast: Widest;
     /// Returns the sum of the products of two vectors' elements, those of the first conjugated.
     "vdot(Tensor self, Tensor other) -> Tensor"
-        fn vdot(other: tensor) = Composite(|call| dot(&call.tensor(0).conj()?, call.tensor(1)).map(single)), autocast: Widest;
+        fn vdot(other: tensor) = Composite(|call| dot(&call.tensor(0).conj()?, call.tensor(1)).map(single)), out: [OfResult], autocast: Widest;
     /// Returns the products of each element of a vector with each of another.
     "outer(Tensor self, Tensor vec2) -> Tensor"
         fn outer(vec2: tensor) = Composite(|call| outer(call.tensor(0), call.tensor(1)).map(single)), autocast: Parts;
     /// Returns the sums of products over the last dimensions of both.
     "inner(Tensor self, Tensor other) -> Tensor"
-        fn inner(other: tensor) = Composite(inner), autocast: Widest;
+        fn inner(other: tensor) = Composite(inner), out: [OfResult], autocast: Widest;
     /// Returns beta · self + alpha · mat1 · mat2, where self is broadcast; with a beta of 0 self is ignored.
     "addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addmm(mat1: tensor, mat2: tensor) = Composite(|call| {
             check_matrices(call.tensor(1), call.tensor(2))?;
             add_product(call, call.tensor(1), call.tensor(2)).map(single)
-        }), first: Consumed, autocast: Lower, complex: Sum("mm");
+        }), out: [OfResult], first: Consumed, autocast: Lower, complex: Sum("mm");
     /// Returns beta · self + alpha · batch1 · batch2 for each matrix of a batch; self is broadcast.
     "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn baddbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
             check_batches(call.tensor(1), call.tensor(2))?;
             add_product(call, call.tensor(1), call.tensor(2)).map(single)
-        }), first: Consumed, autocast: Lower, complex: Sum("bmm");
+        }), out: [OfResult], first: Consumed, autocast: Lower, complex: Sum("bmm");
     /// Returns beta · self + alpha · the sum over the batch of batch1 · batch2; self is broadcast.
     "addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
             check_batches(call.tensor(1), call.tensor(2))?;
             let [left, right] = side_by_side(call.tensor(1), call.tensor(2))?;
             add_product(call, &left, &right).map(single)
-        }), first: Consumed, autocast: Lower;
+        }), out: [OfResult], first: Consumed, autocast: Lower;
     /// Returns beta · self + alpha · mat · vec, where self is broadcast.
     "addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
-        fn addmv(mat: tensor, vec: tensor) = Composite(addmv), first: Consumed, autocast: Lower, complex: Sum("mv");
+        fn addmv(mat: tensor, vec: tensor) = Composite(addmv), out: [OfResult], first: Consumed, autocast: Lower, complex: Sum("mv");
     /// Returns beta · self + alpha · the outer product of two vectors, where self is broadcast.
     "addr(Tensor self, Tensor vec1, Tensor vec2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addr(vec1: tensor, vec2: tensor) = Composite(|call| {

@@ -18,7 +18,7 @@ operators! {
             1 => diag_embed(call.tensor(0), call.int(1), 0, 1).map(single),
             2 => diagonal(call.tensor(0), call.int(1), 0, 1)?.copied(call.label.location).map(single),
             rank => Err(invalid!("diag(): Supports 1D or 2D tensors. Got {rank}D")),
-        }), autocast: Parts;
+        }), out: [OfResult], autocast: Parts;
     /// Returns matrices whose diagonals are the last dimension's rows, in two dimensions of the result.
     "diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor"
         fn diag_embed(offset: int, dim1: int, dim2: int)
@@ -51,11 +51,11 @@ operators! {
     "kron(Tensor self, Tensor other) -> Tensor" fn kron(other: tensor) = Composite(|call| kron(call).map(single)), autocast: Parts;
     /// Returns the sums of products over dimensions of one tensor and those of another.
     "tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor"
-        fn tensordot(other: tensor, dims_self: ints, dims_other: ints) = Composite(|call| tensordot(call).map(single)), autocast: Widest;
+        fn tensordot(other: tensor, dims_self: ints, dims_other: ints) = Composite(|call| tensordot(call).map(single)), out: [OfResult], autocast: Widest;
     /// Returns the product of matrices, in the order that takes the fewest multiplications; the first and last may be vectors.
     "linalg_multi_dot(Tensor[] tensors) -> Tensor"
         of fn linalg_multi_dot(tensors: tensors)
-        = Composite(|call| multi_dot(call).map(single)), autocast: Lower;
+        = Composite(|call| multi_dot(call).map(single)), out: [OfResult], autocast: Lower;
     /// Returns the matrix whose rows are the powers, from 0 on, of a vector's elements.
     "linalg_vander(Tensor x, *, SymInt? N=None) -> Tensor"
         fn linalg_vander()
@@ -69,11 +69,11 @@ operators! {
         let wide = x.dtype().compute();
         let product = x.conj()?.to_dtype(wide)?.mul(&y.to_dtype(wide)?)?;
         product.sum(&[call.int(2)], false)?.to_dtype(x.dtype()).map(single)
-    }), autocast: Lower;
+    }), out: [OfResult], autocast: Lower;
     /// Returns the cross products of vectors of three elements along a dimension, which are broadcast.
     "linalg_cross(Tensor self, Tensor other, *, int dim=-1) -> Tensor"
         fn linalg_cross(other: tensor)
-        = Composite(|call| cross(call.tensor(0), call.tensor(1), call.int(2)).map(single));
+        = Composite(|call| cross(call.tensor(0), call.tensor(1), call.int(2)).map(single)), out: [OfResult];
     /// Returns the cross products of vectors of three elements along a dimension: by default the first of extent 3.
     "cross(Tensor self, Tensor other, int? dim=None) -> Tensor"
         fn cross(other: tensor, dim: optional_int) = Composite(|call| {
@@ -85,7 +85,7 @@ operators! {
                 })?,
             };
             cross(x, y, dim).map(single)
-        }), autocast: Widest;
+        }), out: [OfResult], autocast: Widest;
     /// Returns the tensor turned by k right angles in the plane of two dimensions, from the first to the second.
     "rot90(Tensor self, int k=1, int[] dims=[0,1]) -> Tensor"
         fn rot90(k: int, dims: ints) = Composite(|call| rot90(call).map(single));
@@ -311,7 +311,7 @@ fn vander(call: &Call<'_>) -> Result<Tensor> {
     let x = if x.rank() == 0 { x.unsqueeze(-1)? } else { x.clone() };
     let powers = call.optional_int(1).unwrap_or(x.shape()[x.rank() - 1] as i64);
     refuse_if!(powers <= 1, "N must be greater than 1.");
-    let x = if x.dtype().is_floating_point() { x } else { x.to_dtype(DType::I64)? };
+    let x = if x.dtype().is_differentiable() { x } else { x.to_dtype(DType::I64)? };
     let mut shape: Shape = x.shape().into();
     shape.push(1);
     let ones = Tensor::ones(&shape, x.dtype(), x.device())?;

@@ -18,24 +18,24 @@ operators! {
         fn linalg_norm() = Composite(|call| {
             let ord = call.optional_scalar(1).map(Ord::Number);
             norm(call, ord).map(single)
-        }), autocast: Parts;
+        }), out: [OfResult], autocast: Parts;
     /// Returns the norm `fro` or `nuc` of matrices.
     "linalg_norm.ord_str(Tensor self, str ord, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn linalg_norm_ord_str(order: str, dim: optional_ints, keepdim: bool)
-        = Composite(|call| norm(call, Some(Ord::of(call.str(1))?)).map(single)), autocast: Parts;
+        = Composite(|call| norm(call, Some(Ord::of(call.str(1))?)).map(single)), out: [OfResult], autocast: Parts;
     /// Returns a norm of matrices: 1 and ∞ are the greatest sums of absolute values of columns and rows, 2 is the greatest
     /// singular value, and negative orders are the least ones.
     "linalg_matrix_norm(Tensor self, Scalar ord, int[] dim=[-2,-1], bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn linalg_matrix_norm(order: scalar, dim: ints, keepdim: bool)
         = Composite(|call| {
             matrix_norm(call.tensor(0), Ord::Number(call.scalar(1)), &call.ints(2), call.bool(3), call.optional_dtype(4)).map(single)
-        }), autocast: Full;
+        }), out: [OfResult], autocast: Full;
     /// Returns a norm of matrices: `fro` is the root of the sum of squares, `nuc` the sum of singular values.
     "linalg_matrix_norm.str_ord(Tensor self, str ord='fro', int[] dim=[-2,-1], bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn linalg_matrix_norm_str_ord(order: str, dim: ints, keepdim: bool)
         = Composite(|call| {
             matrix_norm(call.tensor(0), Ord::of(call.str(1))?, &call.ints(2), call.bool(3), call.optional_dtype(4)).map(single)
-        }), autocast: Full;
+        }), out: [OfResult], autocast: Full;
     /// Returns the condition number of matrices in a norm; without a norm, the greatest singular value divided by the least.
     "linalg_cond(Tensor self, Scalar? p=None) -> Tensor"
         fn linalg_cond(p: optional_scalar)
@@ -46,7 +46,7 @@ operators! {
         = Composite(|call| cond(call.tensor(0), Some(Ord::of(call.str(1))?)).map(single)), autocast: Parts;
     /// Returns matrices to the power of an integer; for a negative exponent those of the inverses.
     "linalg_matrix_power(Tensor self, int n) -> Tensor"
-        fn matrix_power(n: int) = Composite(|call| matrix_power(call.tensor(0), call.int(1)).map(single)), autocast: Parts;
+        fn matrix_power(n: int) = Composite(|call| matrix_power(call.tensor(0), call.int(1)).map(single)), out: [OfResult], autocast: Parts;
     /// Returns how many singular values are above a bound.
     "linalg_matrix_rank.atol_rtol_float(Tensor self, *, float? atol=None, float? rtol=None, bool hermitian=False) -> Tensor"
         fn linalg_matrix_rank()
@@ -226,7 +226,10 @@ fn cond(x: &Tensor, ord: Option<Ord>) -> Result<Tensor> {
         return if size > 0.0 { greatest.div(&least) } else { least.div(&greatest) };
     }
     let ord = ord.expect("what has none is 2");
-    Stack::square("linalg.cond", x)?;
+    match x.dtype().is_complex() {
+        true => complex_matrices::Stack::square("linalg.cond", x).map(drop)?,
+        false => Stack::square("linalg.cond", x).map(drop)?,
+    }
     let of = |x: &Tensor| matrix_norm(x, ord, &[-2, -1], false, None);
     of(x)?.mul(&of(&x.linalg_inv()?)?)
 }

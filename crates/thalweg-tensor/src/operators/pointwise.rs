@@ -64,7 +64,7 @@ operators! {
             let part = |operator: &'static Operator| super::call(operator, &arguments, None, call.label.location);
             let exponent = part(built_in!("thalweg::exponent_of_power")?)?.detach().to_dtype(DType::I32)?;
             Ok(Tensors::from_iter([part(built_in!("thalweg::fraction_of_power")?)?, exponent]))
-        });
+        }), out: [OfResult];
     /// Returns self, but not below min and not above max; max if min is above it, and NaN if one of two bounds is NaN (one bound that is NaN is none). At the
     /// bounds the gradient is passed on. Bounds that the dtype cannot represent are refused.
     "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"
@@ -245,7 +245,7 @@ operators! {
         }), first: Consumed;
     /// Returns self with NaN replaced by nan (0) and infinities by posinf and neginf (the dtype's greatest and least numbers).
     "nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"
-        fn nan_to_num() = Composite(nan_to_num), first: Consumed, complex: Parts(complex::over_parts);
+        fn nan_to_num() = Composite(nan_to_num), out: [OfResult], first: Consumed, complex: Parts(complex::over_parts);
     /// Returns self².
     "square(Tensor self) -> Tensor"
         fn square() = Composite(|call| {

@@ -45,16 +45,16 @@ operators! {
         fn amin(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMIN)), out: [SameDType];
     /// Returns the index of the greatest element along a dimension, as i64: the first of equal elements, or of NaNs.
     "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"
-        fn argmax(dim: int) = Composite(|call| position(call, false));
+        fn argmax(dim: int) = Composite(|call| position(call, false)), out: [OfResult];
     /// Returns the index of the smallest element along a dimension, as i64: the first of equal elements, or of NaNs.
     "argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"
-        fn argmin(dim: int) = Composite(|call| position(call, true));
+        fn argmin(dim: int) = Composite(|call| position(call, true)), out: [OfResult];
     /// Returns the greatest element along a dimension, and its index; the gradient flows to that element.
     "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MAX_AND_PLACE), &CHOSEN), out_form: "max.dim_max(max, max_values)";
+        fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MAX_AND_PLACE), &CHOSEN), out_form: "max.dim_max(max, max_values)", out: [OfResult];
     /// Returns the smallest element along a dimension, and its index; the gradient flows to that element.
     "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MIN_AND_PLACE), &CHOSEN), out_form: "min.dim_min(min, min_indices)";
+        fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MIN_AND_PLACE), &CHOSEN), out_form: "min.dim_min(min, min_indices)", out: [OfResult];
     /// Returns the greatest of all elements; NaN if any is NaN.
     "max(Tensor self) -> Tensor"
         fn max() = Composite(|call| value_among(call, || extremum_of(call, &AMAX, &[], false))), out_form: "max.unary_out";
@@ -71,7 +71,7 @@ operators! {
                 "aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity."
             );
             [&AMIN, &AMAX].iter().map(|operator| extremum_of(call, operator, &dim, call.bool(2))).collect()
-        }), out: [DTypeOfFirst];
+        }), out: [OfResult];
     /// Returns the product of all elements. Integers and truth values are multiplied in i64.
     "prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"
         fn prod() = Composite(|call| prod(call, &[], false, call.optional_dtype(1))), out: [GivesDType], autocast: Full;
@@ -167,10 +167,10 @@ operators! {
     "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn vector_norm(ord: scalar, dim: ints, keepdim: bool) = Composite(|call| {
             norm(call, call.scalar(1).to_f64(), &dims(call, 2), call.bool(3), call.optional_dtype(4))
-        }), autocast: Full, complex: Parts(complex::of_absolute_values);
+        }), out: [OfResult], autocast: Full, complex: Parts(complex::of_absolute_values);
     /// Returns the p-norm of floats over dimensions; the default of p is 2.
     "norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor"
-        = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), None)), autocast: Full, complex: Parts(complex::of_absolute_values);
+        = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), None)), out: [OfResult], autocast: Full, complex: Parts(complex::of_absolute_values);
     /// Returns the p-norm over dimensions, in a dtype.
     "norm.ScalarOpt_dim_dtype(Tensor self, Scalar? p, int[1] dim, bool keepdim, *, ScalarType dtype) -> Tensor"
         = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), Some(call.dtype(4)))), autocast: Full;
@@ -195,10 +195,10 @@ operators! {
         = Composite(|call| along(call, &LOG_SOFTMAX, half_to_float(call)?));
     /// Returns eˣ divided by its sum along a dimension, for floats.
     "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
-        fn softmax(dim: int) = Composite(|call| along(call, &SOFTMAX, call.optional_dtype(2))), autocast: Full;
+        fn softmax(dim: int) = Composite(|call| along(call, &SOFTMAX, call.optional_dtype(2))), out: [OfResult], autocast: Full;
     /// Returns the logarithm of softmax along a dimension, for floats.
     "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
-        fn log_softmax(dim: int) = Composite(|call| along(call, &LOG_SOFTMAX, call.optional_dtype(2))), autocast: Full;
+        fn log_softmax(dim: int) = Composite(|call| along(call, &LOG_SOFTMAX, call.optional_dtype(2))), out: [OfResult], autocast: Full;
 }
 
 // The parts that these operators call.

@@ -23,13 +23,13 @@ operators! {
         fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?)), out: [GivesDType], first: Consumed, autocast: Full;
     /// Returns ln of the sum of eˣ of the elements up to each along a dimension, without overflow.
     "logcumsumexp(Tensor self, int dim) -> Tensor"
-        fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP), out: [FirstOfFirst], first: Consumed, complex: Parts(|call| logarithms_of_complex(call.tensor(0), call.int(1)).map(single));
+        fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP), out: [OfResult], first: Consumed, complex: Parts(|call| logarithms_of_complex(call.tensor(0), call.int(1)).map(single));
     /// Returns the greatest element up to each along a dimension, and its index: the last of equal elements.
     "cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"
-        fn cummax(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Max), &EXTREMUM), out: [FirstOfFirst];
+        fn cummax(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Max), &EXTREMUM), out: [OfResult];
     /// Returns the smallest element up to each along a dimension, and its index: the last of equal elements.
     "cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"
-        fn cummin(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Min), &EXTREMUM), out: [FirstOfFirst];
+        fn cummin(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Min), &EXTREMUM), out: [OfResult];
     /// Returns the cumulative sum in a dtype that a kernel supports.
     "thalweg::cumsum(Tensor self, int dim, bool reversed=False) -> Tensor"
         = Differentiable(|call| running(call, ScanOp::Sum), &CUMSUM), autocast: Full, complex: Parts(cumulative_sum);

@@ -3,8 +3,9 @@
 use thalweg_runtime::{Error, Result, refuse_if};
 
 use super::Body::Composite;
-use super::operators;
+use super::complex::{of_parts, parts};
 use super::window::{check_positive, extents_of, folded, in_batch, out_of_batch, per_axis, unfolded};
+use super::{operators, single};
 use crate::dispatch::{Arguments, Call, Ints};
 use crate::kernels::geometry::PerAxis;
 use crate::tensor::{Tensor, Tensors};
@@ -13,7 +14,12 @@ operators! {
     /// Returns the windows of images as columns.
     "im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"
         fn im2col(kernel_size: ints, dilation: ints, padding: ints, stride: ints)
-        = Composite(im2col);
+        = Composite(im2col), complex: Parts(|call| {
+            let [kernel, dilation, padding, stride] = [1, 2, 3, 4].map(|place| call.ints(place));
+            let columns = |part: &Tensor| part.im2col(&kernel, &dilation, &padding, &stride);
+            let [re, im] = parts(call.tensor(0))?;
+            of_parts(&columns(&re)?, &columns(&im)?).map(single)
+        });
     /// Returns the sum of all window entries at each point of images.
     "col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"
         fn col2im(output_size: sizes, kernel_size: ints, dilation: ints, padding: ints, stride: ints)

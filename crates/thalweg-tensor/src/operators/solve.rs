@@ -12,17 +12,18 @@ use super::decompose::{
     permutations, signs, solve_cholesky, solve_triangular, swapped, transposed, unpacked,
 };
 use super::{call_all, complex_factors, complex_matrices, complex_spectra, operators, reflectors, single};
+use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns the lower factors L of symmetric positive-definite matrices L Lᵀ, or the upper ones. Blocks.
     "linalg_cholesky(Tensor self, *, bool upper=False) -> Tensor"
-        fn linalg_cholesky() = Composite(|call| cholesky(call, "linalg.cholesky", call.bool(1), true).map(first)), autocast: Parts, complex: Parts(|call| cholesky_of_complex(call.tensor(0), "linalg.cholesky", call.bool(1), true).map(first));
+        fn linalg_cholesky() = Composite(|call| cholesky(call, "linalg.cholesky", call.bool(1), true).map(first)), out: [OfResult], autocast: Parts, complex: Parts(|call| cholesky_of_complex(call.tensor(0), "linalg.cholesky", call.bool(1), true).map(first));
     /// Returns the lower factors of matrices, or the upper ones, and 0 or the order of the leading minor that is not positive definite.
     "linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"
         fn linalg_cholesky_ex() -> 2
-        = Composite(|call| cholesky(call, "linalg.cholesky_ex", call.bool(1), call.bool(2))), complex: Parts(|call| cholesky_of_complex(call.tensor(0), "linalg.cholesky_ex", call.bool(1), call.bool(2)));
+        = Composite(|call| cholesky(call, "linalg.cholesky_ex", call.bool(1), call.bool(2))), out: [OfResult], complex: Parts(|call| cholesky_of_complex(call.tensor(0), "linalg.cholesky_ex", call.bool(1), call.bool(2)));
     /// Returns the lower factors of symmetric positive-definite matrices, or the upper ones. Blocks.
     "cholesky(Tensor self, bool upper=False) -> Tensor"
         fn cholesky(upper: bool) = Composite(|call| cholesky(call, "cholesky", call.bool(1), true).map(first)), complex: Parts(|call| cholesky_of_complex(call.tensor(0), "cholesky", call.bool(1), true).map(first));
@@ -52,7 +53,7 @@ operators! {
             let [a, b, batch] = Stack::together(&a, &b, name)?;
             let solution = solve_triangular(&a.matrices, &b.matrices, [upper, !left, unit])?;
             batch.to_result(&if left { solution } else { transposed(&solution)? }).map(single)
-        }), complex: Parts(complex_spectra::triangular);
+        }), out: [OfResult], complex: Parts(complex_spectra::triangular);
     /// Returns the solutions of equations with triangular matrices A, and a copy of A.
     "triangular_solve(Tensor self, Tensor A, bool upper=True, bool transpose=False, bool unitriangular=False) -> (Tensor solution, Tensor cloned_coefficient)"
         = Composite(|call| {
@@ -61,17 +62,17 @@ operators! {
             let [a, b, batch] = Stack::together(&a, &b, name)?;
             let solution = solve_triangular(&a.matrices, &b.matrices, [call.bool(2), call.bool(3), call.bool(4)])?;
             Ok(Tensors::from_iter([batch.to_result(&solution)?, batch.to_result(&a.matrices)?]))
-        }), complex: Parts(complex_factors::triangular_solve);
+        }), out: [OfResult], complex: Parts(complex_factors::triangular_solve);
     /// Returns both factors of P L U in one tensor, and the swapped rows, counted from 1. Blocks.
     "linalg_lu_factor(Tensor A, *, bool pivot=True) -> (Tensor LU, Tensor pivots)"
         fn linalg_lu_factor() -> 2
-        = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect())), autocast: Parts, complex: Parts(|call| {
+        = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect())), out: [OfResult], autocast: Parts, complex: Parts(|call| {
             Ok(complex_lu(call, "torch.linalg.lu_factor", true)?.into_iter().take(2).collect())
         });
     /// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
     "linalg_lu_factor_ex(Tensor A, *, bool pivot=True, bool check_errors=False) -> (Tensor LU, Tensor pivots, Tensor info)"
         fn linalg_lu_factor_ex() -> 3
-        = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2))), complex: Parts(|call| complex_lu(call, "torch.linalg.lu_factor_ex", call.bool(2)));
+        = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2))), out: [OfResult], complex: Parts(|call| complex_lu(call, "torch.linalg.lu_factor_ex", call.bool(2)));
     /// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
     "_lu_with_info(Tensor self, bool pivot=True, bool check_errors=True) -> (Tensor LU, Tensor pivots, Tensor info)"
         = Composite(|call| factors(call, "torch.lu_factor", call.bool(1), call.bool(2))), autocast: Parts;
@@ -83,7 +84,7 @@ operators! {
             let [lower, upper] = unpacked(&packed[0])?;
             let order = if call.bool(1) { a.give_rows(&permutations(&packed[1], a.rows())?)? } else { a.nothing()? };
             Ok(Tensors::from_iter([order, a.give_rows(&lower)?, a.give_rows(&upper)?]))
-        }), complex: Parts(complex_factors::lu_parts);
+        }), out: [OfResult], complex: Parts(complex_factors::lu_parts);
     /// Returns the factors P, L and U from the result of `linalg_lu_factor`; those that are not requested are empty.
     "lu_unpack(Tensor LU_data, Tensor LU_pivots, bool unpack_data=True, bool unpack_pivots=True) -> (Tensor P, Tensor L, Tensor U)"
         fn lu_unpack(lu_pivots: tensor, unpack_data: bool, unpack_pivots: bool) -> 3
@@ -101,7 +102,7 @@ operators! {
                 [a.nothing()?, a.nothing()?]
             };
             Ok(Tensors::from_iter([order, lower, upper]))
-        }), complex: Parts(complex_factors::lu_unpack);
+        }), out: [OfResult], complex: Parts(complex_factors::lu_unpack);
     /// Returns the solutions of equations with matrices from their LU factors.
     "lu_solve(Tensor self, Tensor LU_data, Tensor LU_pivots) -> Tensor"
         = Composite(|call| lu_solve(call.tensor(1), call.tensor(2), call.tensor(0), [true, false]).map(single)), autocast: Parts;
@@ -111,29 +112,29 @@ operators! {
         fn linalg_lu_solve(pivots: tensor, b: tensor)
         = Composite(|call| {
             lu_solve(call.tensor(0), call.tensor(1), call.tensor(2), [call.bool(3), call.bool(4)]).map(single)
-        });
+        }), out: [OfResult], complex: Parts(|call| complex_factors::lu_solve(call).map(single));
     /// Returns the solutions X of A X = B, or X A = B. Blocks.
     "linalg_solve(Tensor A, Tensor B, *, bool left=True) -> Tensor"
-        fn linalg_solve(b: tensor) = Composite(|call| solve(call, "torch.linalg.solve", call.bool(2), true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::solve(call, call.bool(2)).map(single));
+        fn linalg_solve(b: tensor) = Composite(|call| solve(call, "torch.linalg.solve", call.bool(2), true).map(first)), out: [OfResult], autocast: Parts, complex: Parts(|call| of_complex::solve(call, "torch.linalg.solve", true).map(first));
     /// Returns the solutions X of A X = B, or X A = B, and 0 or the first pivot that is 0.
     "linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False) -> (Tensor result, Tensor info)"
         fn linalg_solve_ex(b: tensor) -> 2
-        = Composite(|call| solve(call, "torch.linalg.solve_ex", call.bool(2), call.bool(3))), autocast: Parts;
+        = Composite(|call| solve(call, "torch.linalg.solve_ex", call.bool(2), call.bool(3))), out: [OfResult], autocast: Parts, complex: Parts(|call| of_complex::solve(call, "torch.linalg.solve_ex", call.bool(3)));
     /// Returns the inverses of matrices. Blocks.
-    "linalg_inv(Tensor A) -> Tensor" fn linalg_inv() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
+    "linalg_inv(Tensor A) -> Tensor" fn linalg_inv() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), out: [OfResult], autocast: Parts, complex: Parts(|call| of_complex::inverse(call.tensor(0), true).map(first));
     /// Returns the inverses of matrices, and 0 or the first pivot that is 0.
     "linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"
         fn linalg_inv_ex() -> 2
-        = Composite(|call| inverse(call, "linalg.inv_ex", call.bool(1)));
+        = Composite(|call| inverse(call, "linalg.inv_ex", call.bool(1))), out: [OfResult], complex: Parts(|call| of_complex::inverse(call.tensor(0), call.bool(1)));
     /// Returns the inverses of matrices. Blocks.
-    "inverse(Tensor self) -> Tensor" fn inverse() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
+    "inverse(Tensor self) -> Tensor" fn inverse() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::inverse(call.tensor(0), true).map(first));
     /// Returns the determinants of matrices.
-    "linalg_det(Tensor A) -> Tensor" fn linalg_det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::det(call.tensor(0)).map(single));
+    "linalg_det(Tensor A) -> Tensor" fn linalg_det() = Composite(|call| det(call.tensor(0)).map(single)), out: [OfResult], autocast: Parts, complex: Parts(|call| complex_matrices::det(call.tensor(0)).map(single));
     /// Returns the determinants of matrices.
     "det(Tensor self) -> Tensor" fn det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::det(call.tensor(0)).map(single));
     /// Returns the signs of determinants and the logarithms of their absolute values.
     "linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet)"
-        fn linalg_slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts, complex: Parts(|call| complex_matrices::sign_and_log(call.tensor(0)));
+        fn linalg_slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), out: [OfResult], autocast: Parts, complex: Parts(|call| complex_matrices::sign_and_log(call.tensor(0)));
     /// Returns the signs of determinants and the logarithms of their absolute values.
     "slogdet(Tensor self) -> (Tensor sign, Tensor logabsdet)"
         fn slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts, complex: Parts(|call| complex_matrices::sign_and_log(call.tensor(0)));
@@ -145,7 +146,7 @@ operators! {
     }), autocast: Parts, complex: Parts(|call| complex_matrices::logdet(call.tensor(0)).map(single));
     /// Returns orthogonal matrices Q and upper factors R; in the mode `complete` Q is square, in `r` it is empty.
     "linalg_qr(Tensor A, str mode='reduced') -> (Tensor Q, Tensor R)"
-        fn linalg_qr(mode: str) -> 2 = Composite(|call| qr(call.tensor(0), call.str(1))), complex: Parts(|call| qr_of_complex(call.tensor(0), call.str(1)));
+        fn linalg_qr(mode: str) -> 2 = Composite(|call| qr(call.tensor(0), call.str(1))), out: [OfResult], complex: Parts(|call| qr_of_complex(call.tensor(0), call.str(1)));
     /// Returns orthogonal matrices Q and upper factors R, in the mode `reduced` or `complete`.
     "qr(Tensor self, bool some=True) -> (Tensor Q, Tensor R)"
         = Composite(|call| qr(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" })), autocast: Parts, complex: Parts(|call| {
@@ -180,22 +181,25 @@ operators! {
             let other = if left { other } else { other.transposed()? };
             let product = reflected(&a, call.tensor(1), &other.matrices, left == transpose)?;
             other.to_result(&if left { product } else { transposed(&product)? }).map(single)
+        }), out: [OfResult], complex: Parts(|call| {
+            check_reflectors(call.tensor(0), call.tensor(1), call.tensor(2), call.bool(3))?;
+            complex_matrices::ormqr(call).map(single)
         });
     /// Returns the eigenvalues of symmetric matrices, in ascending order, and the eigenvectors as columns. One triangle is read.
     "linalg_eigh(Tensor self, str UPLO=\"L\") -> (Tensor eigenvalues, Tensor eigenvectors)"
-        fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh")), autocast: Parts, complex: Parts(|call| complex_spectra::eigen(call.tensor(0), check_triangle(call.str(1))?));
+        fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh")), out: [OfResult], autocast: Parts, complex: Parts(|call| complex_spectra::eigen(call.tensor(0), check_triangle(call.str(1))?));
     /// Returns the eigenvalues of symmetric matrices, in ascending order. One triangle is read.
     "linalg_eigvalsh(Tensor self, str UPLO=\"L\") -> Tensor"
-        fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first)), autocast: Parts, complex: Parts(|call| complex_matrices::eigenvalues(call.tensor(0), check_triangle(call.str(1))?).map(single));
+        fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first)), out: [OfResult], autocast: Parts, complex: Parts(|call| complex_matrices::eigenvalues(call.tensor(0), check_triangle(call.str(1))?).map(single));
     /// Returns left singular vectors as columns, singular values in descending order, and right singular vectors as rows.
     "linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)"
         fn linalg_svd(full_matrices: bool) -> 3 = Composite(|call| {
             let [u, s, v] = singular("linalg.svd", call.tensor(0), call.bool(1))?;
             Ok(Tensors::from_iter([u, s, transposed(&v)?]))
-        }), autocast: Parts, complex: Parts(complex_spectra::svd);
+        }), out: [OfResult], autocast: Parts, complex: Parts(complex_spectra::svd);
     /// Returns singular values in descending order.
     "linalg_svdvals(Tensor A, *, str? driver=None) -> Tensor"
-        fn linalg_svdvals() = Composite(|call| values("linalg.svdvals", call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::singular_values(call.tensor(0)).map(single));
+        fn linalg_svdvals() = Composite(|call| values("linalg.svdvals", call.tensor(0)).map(single)), out: [OfResult], autocast: Parts, complex: Parts(|call| complex_matrices::singular_values(call.tensor(0)).map(single));
     /// Returns left singular vectors, singular values in descending order, and right singular vectors; the vectors are columns.
     "svd(Tensor self, bool some=True, bool compute_uv=True) -> (Tensor U, Tensor S, Tensor V)"
         fn svd(some: bool) -> 3 = Composite(|call| {
@@ -647,36 +651,53 @@ mod of_complex {
         of_parts(&stacked.narrow(-2, 0, rows)?, &stacked.narrow(-2, rows, rows)?)
     }
 
-    pub(super) fn solve(call: &Call<'_>, left: bool) -> Result<Tensor> {
-        let (a, b) = (call.tensor(0), call.tensor(1));
+    /// Returns the solutions, and 0 or the first pivot that is 0, which is refused if the call checks it.
+    pub(super) fn solve(call: &Call<'_>, name: &str, checks: bool) -> Result<Tensors> {
+        let (whole, b, left) = (call.tensor(0), call.tensor(1), call.bool(2));
         refuse_if!(
-            a.dtype() != b.dtype(),
-            "torch.linalg.solve: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
-            a.dtype(),
+            whole.dtype() != b.dtype(),
+            "{name}: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
+            whole.dtype(),
             b.dtype()
         );
-        let is_vector = are_vectors(a, b);
+        let is_vector = are_vectors(whole, b);
         let is_transposed = !left && !is_vector;
-        if a.rank() < 2 || b.rank() < 2 && !is_vector {
-            refuse!("torch.linalg.solve: The input tensor must have at least 2 dimensions.");
+        if whole.rank() < 2 || b.rank() < 2 && !is_vector {
+            refuse!("{name}: The input tensor must have at least 2 dimensions.");
         }
         let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
         let [a, columns] = match is_transposed {
-            true => [a.transpose(-2, -1)?, columns.transpose(-2, -1)?],
-            false => [a.clone(), columns],
+            true => [whole.transpose(-2, -1)?, columns.transpose(-2, -1)?],
+            false => [whole.clone(), columns],
         };
         let [re, im] = parts(&columns)?;
-        let solution = joined(&blocks(&a)?.linalg_solve(&Tensor::cat(&[re, im], -2)?)?)?;
-        match (is_vector, is_transposed) {
-            (true, _) => solution.squeeze(-1),
-            (_, true) => solution.transpose(-2, -1)?.contiguous(),
-            _ => Ok(solution),
-        }
+        let solution = joined(&solved(&blocks(&a)?, &Tensor::cat(&[re, im], -2)?, checks)?)?;
+        let solution = match (is_vector, is_transposed) {
+            (true, _) => solution.squeeze(-1)?,
+            (_, true) => solution.transpose(-2, -1)?.contiguous()?,
+            _ => solution,
+        };
+        with_info(solution, whole, name, checks)
     }
 
-    pub(super) fn inverse(z: &Tensor) -> Result<Tensor> {
-        let blocks = blocks(z)?.linalg_inv()?;
-        let columns = blocks.shape()[blocks.rank() - 1] / 2;
-        joined(&blocks.narrow(-1, 0, columns)?)
+    /// Returns the inverses, and 0 or the first pivot that is 0, which is refused if the call checks it.
+    pub(super) fn inverse(z: &Tensor, checks: bool) -> Result<Tensors> {
+        let blocks = blocks(z)?;
+        let whole = if checks { blocks.linalg_inv()? } else { blocks.linalg_inv_ex()?[0].clone() };
+        let columns = whole.shape()[whole.rank() - 1] / 2;
+        with_info(joined(&whole.narrow(-1, 0, columns)?)?, z, "linalg.inv_ex", checks)
+    }
+
+    fn solved(blocks: &Tensor, columns: &Tensor, checks: bool) -> Result<Tensor> {
+        if checks { blocks.linalg_solve(columns) } else { Ok(blocks.linalg_solve_ex(columns)?[0].clone()) }
+    }
+
+    /// Returns a result and the first pivots that are 0, of which a call that checks them has none.
+    fn with_info(result: Tensor, matrices: &Tensor, name: &str, checks: bool) -> Result<Tensors> {
+        let info = match checks {
+            true => Tensor::zeros(&matrices.shape()[..matrices.rank() - 2], DType::I32, matrices.device())?,
+            false => no_grad(|| complex_factors::first_zero_pivot(matrices, name))?,
+        };
+        Ok(Tensors::from_iter([result, info]))
     }
 }

@@ -19,11 +19,11 @@ operators! {
     /// every number.
     "sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"
         fn sort(dim: int, descending: bool) -> 2
-        = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call));
+        = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call)), out: [OfResult];
     /// Returns the elements in order along a dimension, and their former indices. Equal elements keep their order.
     "sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"
         fn sort_stable(stable: optional_bool) -> 2
-        = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call)), out_form: "sort.values_stable(values, indices)";
+        = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call)), out_form: "sort.values_stable(values, indices)", out: [OfResult];
     /// Returns the indices of the elements in order along a dimension.
     "argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"
         fn argsort(dim: int, descending: bool)
@@ -38,19 +38,19 @@ operators! {
         = Composite(|call| {
         let x = call.tensor(0);
         sorted(x, 0, false, call).map(|mut results| single(results.swap_remove(0)))
-    }), autocast: Parts;
+    }), out: [OfResult], autocast: Parts;
     /// Returns the k greatest elements along a dimension in order, or the smallest, and their indices.
     "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"
         fn topk(k: int, dim: int, largest: bool, sorted: bool) -> 2
-        = Composite(topk);
+        = Composite(topk), out: [OfResult];
     /// Returns the kth smallest element along a dimension, counted from 1, and its index.
     "kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn kthvalue(k: int, dim: int, keepdim: bool) -> 2
-        = Composite(kthvalue), out: [Unshared];
+        = Composite(kthvalue), out: [OfResult, Unshared];
     /// Returns the median along a dimension, the lower of two, and its index; NaN if any element is NaN.
     "median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn median_dim(dim: int, keepdim: bool) -> 2
-        = Composite(|call| median(call.tensor(0), call.int(1), call.bool(2), call));
+        = Composite(|call| median(call.tensor(0), call.int(1), call.bool(2), call)), out: [OfResult];
     /// Returns the median of all elements, the lower of two; NaN if any is NaN.
     "median(Tensor self) -> Tensor"
         fn median()

@@ -5,6 +5,7 @@ use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use super::Body::Composite;
+use super::complex::{of_parts, parts};
 use super::reduce::value_among;
 use super::view::wrap;
 use super::{call_all, operators, single};
@@ -43,19 +44,19 @@ operators! {
     /// Returns the quantiles along a dimension, or of all elements; NaN if any is NaN.
     "quantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn quantile(q: tensor, dim: optional_int, keepdim: bool)
-        = Composite(|call| quantile(call, call.tensor(1), false).map(single)), autocast: Parts;
+        = Composite(|call| quantile(call, call.tensor(1), false).map(single)), out: [OfResult], autocast: Parts;
     /// Returns a quantile along a dimension, or of all elements; NaN if any is NaN.
     "quantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn quantile_scalar(q: float, dim: optional_int, keepdim: bool)
-        = Composite(|call| quantile(call, &fraction(call)?, false).map(single)), autocast: Parts;
+        = Composite(|call| quantile(call, &fraction(call)?, false).map(single)), out: [OfResult], autocast: Parts;
     /// Returns the quantiles of the elements that are not NaN, along a dimension or of all.
     "nanquantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn nanquantile(q: tensor, dim: optional_int, keepdim: bool)
-        = Composite(|call| quantile(call, call.tensor(1), true).map(single)), autocast: Parts;
+        = Composite(|call| quantile(call, call.tensor(1), true).map(single)), out: [OfResult], autocast: Parts;
     /// Returns a quantile of the elements that are not NaN, along a dimension or of all.
     "nanquantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn nanquantile_scalar(q: float, dim: optional_int, keepdim: bool)
-        = Composite(|call| quantile(call, &fraction(call)?, true).map(single)), autocast: Parts;
+        = Composite(|call| quantile(call, &fraction(call)?, true).map(single)), out: [OfResult], autocast: Parts;
     /// Returns the median of all elements that are not NaN: the lower one of two.
     "nanmedian(Tensor self) -> Tensor" fn nanmedian() = Composite(|call| {
         let x = call.tensor(0);
@@ -69,10 +70,10 @@ operators! {
     /// Returns the median of the elements that are not NaN along a dimension, and its index.
     "nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn nanmedian_dim(dim: int, keepdim: bool) -> 2
-        = Composite(|call| nanmedian(call.tensor(0), call.int(1), call.bool(2)));
+        = Composite(|call| nanmedian(call.tensor(0), call.int(1), call.bool(2))), out: [OfResult];
     /// Returns the most frequent value along a dimension, the least of several, and an index of it.
     "mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        fn mode(dim: int, keepdim: bool) -> 2 = Composite(mode);
+        fn mode(dim: int, keepdim: bool) -> 2 = Composite(mode), out: [OfResult];
 }
 
 /// Calls an operator that takes a correction, on behalf of one that takes `unbiased`.
@@ -130,7 +131,7 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
     let count = rows.shape()[1];
     check_weights(count, [frequencies, weights])?;
     // Sums of 16-bit floats are kept in f32, and only the result is rounded.
-    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
+    let narrow = if x.dtype().is_differentiable() { x.dtype() } else { default_dtype() };
     let dtype = narrow.compute();
     let result = match weights {
         Some(weights) => {
@@ -161,7 +162,7 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
                 Some(weights) => {
                     all.mul(&as_row(weights)?)?.sum(&[], false)?.div(&total)?.mul_scalar(correction)?
                 }
-                None => Tensor::full(&[], correction, dtype, x.device())?,
+                None => Tensor::full(&[], correction, dtype.real(), x.device())?,
             };
             (rows.sub(&mean)?, total.sub(&taken)?.clamp_min(0.0)?)
         }
@@ -170,8 +171,9 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
         Some(all) => weighted.mul(all)?,
         None => weighted.clone(),
     };
-    let products =
-        weighted.mm(&right.to_dtype(weighted.dtype())?.transpose(0, 1)?)?.div(&norm.to_dtype(dtype)?)?;
+    let products = weighted
+        .mm(&right.to_dtype(weighted.dtype())?.transpose(0, 1)?.conj()?)?
+        .div(&norm.to_dtype(dtype)?)?;
     // In a region of autocast the product of matrices has chosen the dtype.
     let products = if dtype_in_lower(x) == x.dtype() { products.to_dtype(result)? } else { products };
     if products.elements() == 1 { products.reshape(()) } else { Ok(products) }
@@ -183,14 +185,25 @@ fn corrcoef(x: &Tensor) -> Result<Tensor> {
         "corrcoef(): expected input to have two or fewer dimensions but got an input with {} dimensions",
         x.rank()
     );
-    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
+    let narrow = if x.dtype().is_differentiable() { x.dtype() } else { default_dtype() };
     let c = cov(&x.to_dtype(narrow.compute())?, 1.0, [None, None])?;
     let narrow = if dtype_in_lower(x) == x.dtype() { narrow } else { c.dtype() };
     if c.rank() == 0 {
         return c.div(&c)?.to_dtype(narrow);
     }
-    let deviation = c.diagonal(0, 0, 1)?.sqrt()?;
-    c.div(&deviation.unsqueeze(1)?)?.div(&deviation)?.clamp(-1.0, 1.0)?.to_dtype(narrow)
+    let diagonal = c.diagonal(0, 0, 1)?;
+    let deviation = if c.dtype().is_complex() { diagonal.real()? } else { diagonal }.sqrt()?;
+    let result = c.div(&deviation.unsqueeze(1)?)?.div(&deviation)?;
+    over_parts(&result, |part| part.clamp(-1.0, 1.0))?.to_dtype(narrow)
+}
+
+/// Returns the results of a function of real numbers on the real and the imaginary part.
+fn over_parts(x: &Tensor, function: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    if !x.dtype().is_complex() {
+        return function(x);
+    }
+    let [re, im] = parts(x)?;
+    of_parts(&function(&re)?, &function(&im)?)
 }
 
 /// Returns the quantile of a call as a tensor without dimensions.

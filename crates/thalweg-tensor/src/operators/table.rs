@@ -3,11 +3,12 @@
 use thalweg_ops::structured;
 
 use super::{
-    advanced_index, alias, assemble, attention, calculus, compare, complex, complex_functions, counting,
-    create, ctc, decompose, distance, eigenvalues, einsum, embedding, fft, grid, indefinite, index,
-    index_slices, join, least_squares, linalg, lists, loss, margin, matrix, matrix_norm, norm, norm_backward,
-    padding, parts, pointwise, pool, quantized, random, recurrent, recurrent_networks, reduce, resample,
-    scan, segment, sliding, solve, sort, special, split, statistics, stft, unpool, view, view_copy, window,
+    advanced_index, alias, assemble, attention, calculus, compare, complex, complex_functions,
+    complex_matrices, counting, create, ctc, decompose, distance, eigenvalues, einsum, embedding, fft, grid,
+    indefinite, index, index_slices, join, least_squares, linalg, lists, loss, margin, matrix, matrix_norm,
+    norm, norm_backward, padding, parts, pointwise, pool, quantized, random, recurrent, recurrent_networks,
+    reduce, resample, scan, segment, sliding, solve, sort, special, split, statistics, stft, unpool, view,
+    view_copy, window,
 };
 use crate::dispatch::{Entries, OpDef, OperatorTable};
 
@@ -29,6 +30,7 @@ static FAMILIES: &[&[OpDef]] = &[
     solve::OPERATORS,
     least_squares::OPERATORS,
     indefinite::OPERATORS,
+    complex_matrices::OPERATORS,
     eigenvalues::OPERATORS,
     matrix_norm::OPERATORS,
     norm::OPERATORS,

@@ -75,7 +75,8 @@ fn unpool(call: &Call<'_>, axes: usize) -> Result<Tensor> {
     let volume: usize = size.iter().product();
     let zeros = Tensor::zeros(&[planes, volume, 1], x.dtype(), x.device())?;
     if volume == 0 || x.elements() == 0 {
-        return zeros.reshape(&shape);
+        // Without elements the result still depends on the input, with a gradient of 0.
+        return zeros.reshape(&shape)?.add(&x.narrow(0, 0, 0)?.sum(&[], false)?);
     }
     let rows = |tensor: &Tensor| tensor.reshape(&[planes, x.elements() / planes, 1]);
     let volumes = RangeOf::Volume([0, 1, 2].map(|axis| size.get(axis).copied().unwrap_or(0)));

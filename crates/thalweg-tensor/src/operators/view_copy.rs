@@ -26,7 +26,7 @@ operators! {
         = Composite(|call| {
             check_part(call)?;
             copied(call, built_in!("narrow")?)
-        });
+        }), out: [OfResult];
     /// Returns a copy with the dimensions in another order.
     "permute_copy(Tensor self, int[] dims) -> Tensor" = Composite(|call| copied(call, built_in!("permute")?));
     /// Returns a copy of one slice of a dimension, without that dimension.

@@ -7,7 +7,7 @@ differentiating a backward pass by the gradients that it starts from. So a dual 
 
 import collections
 
-from .. import _core
+from .. import _core, _transform_levels
 from . import enable_grad, grad
 
 __all__ = ["UnpackedDualTensor", "dual_level", "enter_dual_level", "exit_dual_level", "make_dual", "unpack_dual"]
@@ -37,7 +37,9 @@ def exit_dual_level(*, level=None):
         level = _current_level
     if level != _current_level or not _levels:
         raise RuntimeError("Trying to exit a forward AD level that was not the last one that was created. This is not supported.")
-    _levels.pop()
+    for made, _ in _levels.pop():
+        if made.is_leaf:
+            made.requires_grad_(False)
     _current_level = -1
 
 
@@ -103,7 +105,8 @@ def unpack_dual(tensor, *, level=None):
     needed = _leads_outside(tensor, duals) or any(tangent.requires_grad for _, tangent in _levels[-1])
     with enable_grad():
         start = _core.zeros_like(tensor).detach().requires_grad_()
-        found = grad([tensor], duals, [start], create_graph=True, retain_graph=True, allow_unused=True)
+        with _transform_levels.Forward():
+            found = grad([tensor], duals, [start], create_graph=True, retain_graph=True, allow_unused=True)
         pairs = [(one, tangent) for one, (_, tangent) in zip(found, _levels[-1]) if one is not None and one.requires_grad]
         if not pairs:
             return UnpackedDualTensor(tensor, None)

@@ -26,6 +26,8 @@ class FunctionCtx:
     _node = None
     # The saved instances of classes without elements of their own, by their places.
     _objects = {}
+    # The tensors of `save_for_forward`, and whether `jvp` reads them.
+    _kept_forward, _is_forward = None, False
 
     def __getattr__(self, name):
         if name in _OF_NODES and self._node is not None:
@@ -40,7 +42,10 @@ class FunctionCtx:
         self._kept = tensors
 
     def save_for_forward(self, *tensors):
-        """Does nothing: there is no forward-mode differentiation."""
+        """Saves tensors for `jvp`."""
+        assert all(tensor is None or isinstance(tensor, _core.Tensor) for tensor in tensors), \
+            "save_for_forward expects all arguments to be tensors; you should save non-tensors as attributes on ctx."
+        self._kept_forward = tensors
 
     def mark_non_differentiable(self, *args):
         """Marks results that have no gradient."""
@@ -62,6 +67,8 @@ class FunctionCtx:
     @property
     def saved_tensors(self):
         """The tensors that were saved."""
+        if self._is_forward and self._kept_forward is not None:
+            return self._kept_forward
         if self._saved is None:
             return ()
         found = self._saved.get()
@@ -108,6 +115,8 @@ class FunctionMeta(type):
 def _gradients(cls, ctx, inputs, results, gradients):
     """Calls the backward pass of a function. `inputs` has, for each argument, the properties of its tensor or None. `results`
     has, for each result, its properties and whether a missing gradient may be replaced by zeros, or None."""
+    if _levels.local.is_forward and cls.jvp is not Function.jvp:
+        return list(_Transposed.apply(cls, ctx, inputs, *gradients))
     given = []
     for known, gradient in zip(results, gradients):
         if gradient is None and known is not None and ctx._materializes and known[3]:
@@ -202,7 +211,7 @@ class Function(metaclass=FunctionMeta):
 
     @staticmethod
     def jvp(ctx, *grad_inputs):
-        """Computes the tangents of the results. It is never called, because there is no forward-mode differentiation."""
+        """Computes the tangents of the results from those of the inputs."""
         raise NotImplementedError("You must implement the jvp function for custom autograd.Function to use it with forward mode AD.")
 
     @staticmethod
@@ -315,6 +324,30 @@ def _bound(cls, args, kwargs):
     bound = signature.bind(*args, **kwargs) if is_split else signature.bind(None, *args, **kwargs)
     bound.apply_defaults()
     return bound.args if is_split else bound.args[1:]
+
+
+class _Transposed(Function):
+    """The gradients of the inputs of a function with tangents of its own, from zeros: their own gradients are the tangents."""
+
+    @staticmethod
+    def forward(ctx, function, own, inputs, *gradients):
+        ctx.call, ctx.is_given = (function, own, inputs), [gradient is not None for gradient in gradients]
+        return tuple(_core.zeros(known[0], dtype=known[1], device=known[2]) for known in inputs if known is not None)
+
+    @staticmethod
+    def backward(ctx, *tangents):
+        function, own, inputs = ctx.call
+        listed = iter(tangents)
+        given = [None if known is None else next(listed) for known in inputs]
+        own._is_forward = True
+        try:
+            found = function.jvp(own, *given)
+        finally:
+            own._is_forward = False
+        found = found if isinstance(found, tuple) else (found,)
+        if len(found) != len(ctx.is_given):
+            raise RuntimeError(f"Function's jvp returned {len(found)} tangents where {len(ctx.is_given)} were expected.")
+        return (None, None, None, *(tangent if is_given else None for tangent, is_given in zip(found, ctx.is_given)))
 
 
 class _DifferentiatedTwice(Function):

@@ -199,14 +199,20 @@ def _property(name, func, args):
 # ---- Random functions ----------------------------------------------------------------------------------------------
 
 
+def _is_certain(name, args, kwargs):
+    """Returns whether a call of a random function draws nothing: a dropout of no elements or of all."""
+    given = {**dict(zip(("input", "p", "train"), args)), **kwargs}
+    return name.rstrip("_").endswith("dropout") and (not given.get("train", True) or given.get("p") in (0, 1))
+
+
 def random(func, name, args, kwargs):
     """Returns the result of a random function inside of maps."""
-    level = _levels.local.maps[-1]
-    if level.randomness == "error":
+    level, is_certain = _levels.local.maps[-1], _is_certain(name, args, kwargs)
+    if level.randomness == "error" and not is_certain:
         raise RuntimeError("vmap: called random operation while in randomness error mode. Please either use the 'same' or 'different' randomness flags on "
                            "vmap or perform the randomness operation out of vmap")
     found = find(args, kwargs)
-    if level.randomness == "same":
+    if level.randomness == "same" and not (is_certain and found):
         if not found:
             return _outside(func, args, kwargs)
         if name in ("rand_like", "randn_like", "randint_like"):
@@ -220,7 +226,7 @@ def random(func, name, args, kwargs):
     if found:
         from . import _rules
         whole = innermost(found)
-        if name in _rules.ELEMENT_RANDOM:
+        if is_certain or name in _rules.ELEMENT_RANDOM:
             result = func(*replaced(args, lambda value: physical(value, whole)[0]), **replaced(kwargs, lambda value: physical(value, whole)[0]))
             return Batched.of(result, whole)
         return _rules.by_slices(func, name, args, kwargs, whole)

@@ -35,6 +35,8 @@ _SAME_RANK = frozenset(("gather", "scatter", "scatter_add", "scatter_reduce", "t
 _FOLDED = frozenset(
     [f"{kind}{dims}d" for kind in ("avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool") for dims in (1, 2, 3)]
     + [f"max_pool{dims}d_with_indices" for dims in (1, 2, 3)])
+# Operators that reduce all dimensions but one.
+_ALL_BUT_ONE = frozenset(("renorm", "norm_except_dim", "_weight_norm", "_weight_norm_interface"))
 _LOSSES = frozenset(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div",
                      "soft_margin_loss"))
 @functools.cache
@@ -107,6 +109,12 @@ def _derived(func, name, args, kwargs, level):
     dims = [one for one in entry["parameters"] if one["name"] in _DIMS and one["kind"] == "int"]
     if bound is None or not dims or any(one["kind"] == "Tensor" and one["list"] for one in entry["parameters"]):
         return NotImplemented
+    first = entry["parameters"][0]["name"]
+    rank = bound[first].dim() if isinstance(bound.get(first), Tensor) else 0
+    # A tensor without dimensions takes 0 and -1 as dimensions.
+    is_scalar = rank == 0 and any(bound.get(one["name"], _default(one)) not in (None, [], ()) for one in dims)
+    if name.rstrip("_") in _ALL_BUT_ONE or (is_scalar and name not in ("unsqueeze", "unsqueeze_")):
+        return NotImplemented
     mapped = [key for key in tensors if isinstance(bound.get(key), Tensor) and physical(bound[key], level)[1]]
     if len(tensors) > 1 and name.rstrip("_") not in _SAME_RANK and mapped != ["self"]:
         return NotImplemented
@@ -115,14 +123,13 @@ def _derived(func, name, args, kwargs, level):
     for key in tensors:
         if isinstance(bound.get(key), Tensor):
             bound[key] = batch_of(bound[key], level) if name.rstrip("_") in _SAME_RANK else physical(bound[key], level)[0]
-    rank = args[0].dim() if isinstance(args[0], Tensor) else 0
     for one in dims:
         value = bound.get(one["name"], _default(one))
         shifted = _shifted(value, one["optional"])
         if shifted is NotImplemented:
             return _over_all(func, name, args, kwargs, level, bound, rank)
         bound[one["name"]] = shifted
-    places = [bound.pop("self")] if "self" in bound else []
+    places = [bound.pop(first)] if first in bound else []
     result = func(*places, **bound)
     if not name.endswith("_"):
         return wrapped(result, level)
@@ -286,6 +293,8 @@ def _squeeze(func, name, args, kwargs, level):
     value, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
     if dims is None:
         dims = [dim for dim in range(value.dim()) if value.shape[dim] == 1]
+    elif value.dim() == 0:
+        return NotImplemented
     dims = [dims] if isinstance(dims, int) else list(dims)
     return wrapped(func(physical(value, level)[0], [dim + 1 if dim >= 0 else dim for dim in dims]), level) if dims else value
 
@@ -356,7 +365,9 @@ def _setitem(func, name, args, kwargs, level):
 
 def _index_select(func, name, args, kwargs, level):
     value, dim, index = args if len(args) == 3 else (args[0], kwargs.get("dim", args[1] if len(args) > 1 else None), kwargs.get("index"))
-    dim = dim % max(value.dim(), 1)
+    if value.dim() == 0:
+        return NotImplemented
+    dim = dim % value.dim()
     if not physical(index, level)[1]:
         return wrapped(physical(value, level)[0].index_select(dim + 1, index), level)
     return value[(slice(None),) * dim + (index,)]
@@ -424,6 +435,8 @@ def _einsum(func, name, args, kwargs, level):
 
 def _attention(func, name, args, kwargs, level):
     if any(isinstance(value, Tensor) for value in args[3:]) or any(isinstance(value, Tensor) for value in kwargs.values()):
+        return NotImplemented
+    if len({value.dim() for value in args[:3]}) > 1:
         return NotImplemented
     return wrapped(func(*[batch_of(value, level) for value in args[:3]], *args[3:], **kwargs), level)
 

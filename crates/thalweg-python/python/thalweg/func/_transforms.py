@@ -256,7 +256,8 @@ def _linear(outputs, leaves):
         start = _batched().expanded(start) if _levels.local.maps else start
         starts.append(_batched().rewrapped(start, lambda raw: raw.clone().requires_grad_()) if _is_batched(start) else start.requires_grad_())
     _levels.local.leaves.extend(map(_raw, starts))
-    return starts, _gradients(outputs, leaves, starts, create_graph=True, zeros=False)
+    with _levels.Forward():
+        return starts, _gradients(outputs, leaves, starts, create_graph=True, zeros=False)
 
 
 def _tangents(starts, found, tangents, create_graph):

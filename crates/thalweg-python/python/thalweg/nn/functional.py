@@ -170,30 +170,32 @@ def _softmax_dim(name, input, dim):
     return dim if dim is not None else (0 if input.dim() in (0, 1, 3) else 1)
 
 
+def _dropped(operator, input, p, training, inplace):
+    """Returns the result of a function that draws. In place, what keeps all elements writes nothing."""
+    _checks.check_probability(p)
+    if inplace and (not training or p == 0):
+        return input
+    result = operator(input, p, training)
+    return input.copy_(result) if inplace else result
+
+
 def dropout(input, p=0.5, training=True, inplace=False):
     """Sets each element to 0 with probability p, and scales the others by 1 / (1 − p)."""
-    _checks.check_probability(p)
-    result = _core.dropout(input, p, training)
-    return input.copy_(result) if inplace else result
+    return _dropped(_core.dropout, input, p, training, inplace)
 
 
 def alpha_dropout(input, p=0.5, training=False, inplace=False):
     """Returns dropout that preserves the mean and variance of SELU's results."""
-    _checks.check_probability(p)
-    result = _core.alpha_dropout(input, p, training)
-    return input.copy_(result) if inplace else result
+    return _dropped(_core.alpha_dropout, input, p, training, inplace)
 
 
 def feature_alpha_dropout(input, p=0.5, training=False, inplace=False):
     """Returns dropout of entire channels that preserves the mean and variance of SELU's results."""
-    _checks.check_probability(p)
-    result = _core.feature_alpha_dropout(input, p, training)
-    return input.copy_(result) if inplace else result
+    return _dropped(_core.feature_alpha_dropout, input, p, training, inplace)
 
 
 def _channel_dropout(dims):
     def channel_dropout(input, p=0.5, training=True, inplace=False):
-        _checks.check_probability(p)
         if dims == 1 and input.dim() not in (2, 3):
             raise RuntimeError(f"dropout1d: Expected 2D or 3D input, but received a {input.dim()}D input. Note that dropout1d exists to provide "
                                "channel-wise dropout on inputs with 1 spatial dimension, a channel dimension, and an optional batch dimension.")
@@ -201,9 +203,11 @@ def _channel_dropout(dims):
         # Without a batch, the first dimension is that of channels. For images, PyTorch takes the first dimension as the batch
         # all the same.
         lacks_batch = dims != 2 and input.dim() == dims + 1
-        result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
-        result = result.squeeze(0) if lacks_batch else result
-        return input.copy_(result) if inplace else result
+
+        def dropped(input, p, training):
+            result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
+            return result.squeeze(0) if lacks_batch else result
+        return _dropped(dropped, input, p, training, inplace)
     channel_dropout.__name__ = channel_dropout.__qualname__ = f"dropout{dims}d"
     channel_dropout.__doc__ = f"Sets whole channels of {dims} dimensions to 0 with probability p, and scales the others."
     return channel_dropout
