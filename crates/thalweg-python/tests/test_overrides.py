@@ -93,7 +93,13 @@ def test_dispatch_modes_receive_operators():
     x = th.randn(2, 3)
     with Log():
         (x @ w).relu().sum().backward()
-    assert seen[0].endswith("matmul.default") and "aten.relu.default" in seen and sum("matmul" in name for name in seen) >= 2
+        results = F.linear(x[None], w, w[0]), F.conv2d(th.ones(1, 1, 3, 3), w[None, None], padding=1), w.softmax(-1), x[None] @ w
+    # The names are PyTorch's, and the numbers are those without a mode.
+    assert seen[0] == "aten.mm.default" and "aten.relu.default" in seen and seen.count("aten.mm.default") >= 3
+    assert {"aten.addmm.default", "aten.convolution.default", "aten._softmax.default"} <= set(seen)
+    for result, same in zip(results, (F.linear(x[None], w, w[0]), F.conv2d(th.ones(1, 1, 3, 3), w[None, None], padding=1), w.softmax(-1), x[None] @ w)):
+        assert result.requires_grad and result.shape == same.shape
+        close(result.detach(), same.tolist(), 1e-6)
     gradient, w.grad = w.grad, None
     (x @ w).relu().sum().backward()
     assert th.equal(gradient, w.grad)

@@ -39,6 +39,12 @@ def without_innermost():
 
 def _called(name, args, kwargs):
     """Is called by the extension for each operator while a mode is open."""
+    divided = _OF_MODES.get(name)
+    if divided is not None:
+        # Autograd has recorded the operator.
+        result = divided(*(value.detach() if isinstance(value, Tensor) else value for value in args), **kwargs)
+        if result is not None:
+            return result
     with without_innermost() as mode:
         overload = ops.overload(name)
         kinds = tuple({type(value) for value in _tensors(args, kwargs) if type(value) is not Tensor})
@@ -103,6 +109,35 @@ def _linear(input, weight, bias=None):
     return _operator("addmm", bias, flat, weight.t()).view(*input.shape[:-1], weight.shape[0])
 
 
+def _sum_with_bias(input, weight, bias=None, addend=None):
+    return None if addend is not None else _linear(input, weight, bias)
+
+
+def _softmax(x, dim, dtype=None):
+    """Returns a softmax of all dimensions' one, or None if there are several or the dtype changes."""
+    dims = [dim] if isinstance(dim, int) else dim
+    return None if len(dims) != 1 or dtype is not None else _operator("_softmax", x, dims[0], False)
+
+
+def _log_softmax(x, dim, dtype=None):
+    return None if dtype is not None else _operator("_log_softmax", x, dim, False)
+
+
+def _convolution(x, weight, computed, size, stride, padding, dilation, groups, bias=None, relu=False):
+    """Returns the result of a convolution, or None for a gradient."""
+    if computed or relu:
+        return None
+    return _operator("convolution", x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+def _convolution_of_places(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    places = weight.dim() - 2
+    if isinstance(padding, str) or x.dim() != weight.dim():
+        return None
+    listed = [list(value) * (places // len(value)) if isinstance(value, (list, tuple)) else [value] * places for value in (stride, padding, dilation)]
+    return _convolution(x, weight, 0, None, *listed, groups, bias)
+
+
 def _operator(name, *args, **kwargs):
     return ops.overload(name)(*args, **kwargs)
 
@@ -139,6 +174,13 @@ def _item(x, index):
 
 # Operators that PyTorch divides into others above classes.
 _DIVIDED = {"linear": _linear, "matmul": _matmul, "cross_entropy_loss": _cross_entropy}
+
+
+# Operators in whose place modes receive those of PyTorch, by functions that return None for calls that they do not divide.
+_OF_MODES = {
+    "linear": _linear, "thalweg::linear": _sum_with_bias, "matmul": _matmul, "thalweg::matmul": _matmul, "softmax.int": _softmax,
+    "thalweg::softmax": _softmax, "log_softmax.int": _log_softmax, "thalweg::convolution": _convolution, "conv1d": _convolution_of_places,
+    "conv2d": _convolution_of_places, "conv3d": _convolution_of_places}
 
 
 def through_class(cls, func, types, args, kwargs):
