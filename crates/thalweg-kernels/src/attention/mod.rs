@@ -319,18 +319,6 @@ impl Attention {
         self.span_of_scores(self.grad_mask, 1).0
     }
 
-    /// Returns the number of [parts](Self::mask_parts) that keep this number of multiprocessors busy.
-    #[must_use]
-    pub fn parts_of_mask(&self, processors: u32) -> u64 {
-        let MaskStrides { batch, head, query, key } = self.grad_mask;
-        let repeated = |step: u64, count: u64| if step == 0 { count } else { 1 };
-        let pairs = repeated(batch, self.batch) * repeated(head, self.heads);
-        let tiles = |step: u64, count: u64| if step == 0 { 1 } else { count.div_ceil(64) };
-        let blocks =
-            self.batch * self.heads / pairs.max(1) * tiles(query, self.queries) * tiles(key, self.keys);
-        (u64::from(processors) * BLOCKS_OF_MASK).div_ceil(blocks.max(1)).min(pairs).max(1)
-    }
-
     /// Returns the size of an element of the mask.
     fn mask_bytes(&self) -> u64 {
         if self.mask.is_some_and(|mask| mask.is_truth) { 1 } else { self.dtype.size_bytes() as u64 }
@@ -404,6 +392,16 @@ impl AttentionPass {
             }
             _ => [queries.div_ceil(self.unit().rows()), batch * heads],
         }
+    }
+
+    /// Returns the number of [parts](Attention::mask_parts) of the gradient of a mask that keep all multiprocessors busy.
+    #[must_use]
+    pub fn parts_of_mask(&self) -> u64 {
+        let attention = Attention { mask_parts: 1, ..self.attention };
+        let [tiles, heads] = Self { attention, pass: Pass::Mask, ..*self }.blocks();
+        let repeated = attention.batch * attention.heads / heads.max(1);
+        let wanted = u64::from(self.processors) * BLOCKS_OF_MASK;
+        wanted.div_ceil((tiles * heads).max(1)).min(repeated).max(1)
     }
 
     /// Returns the number of heads in flight together: those whose operands stay in the cache.

@@ -341,7 +341,8 @@ fn passes_agree<T: Element>(attention: &Attention, epsilon: f64) -> Result<(), T
     run(&attention, Pass::Queries, given, [&grad_q, &[], &[]], &[]);
     // In one part, and in as many as a device of this number of multiprocessors has blocks for.
     let model = model_of(&o);
-    for mask_parts in [1, attention.parts_of_mask(2)] {
+    let pass = AttentionPass { attention, pass: Pass::Mask, cores: TensorCores::Warp, processors: 2 };
+    for mask_parts in [1, pass.parts_of_mask()] {
         let len = grad_mask_len(&attention);
         let parts = poison32(mask_parts * len as u64);
         run(&Attention { mask_parts, ..attention }, Pass::Mask, given, [&[], &[], &[]], &parts);

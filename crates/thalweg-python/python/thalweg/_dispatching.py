@@ -109,12 +109,13 @@ def _linear(input, weight, bias=None):
     return _operator("addmm", bias, flat, weight.t()).view(*input.shape[:-1], weight.shape[0])
 
 
-def _sum_with_bias(input, weight, bias=None, addend=None):
+def _linear_alone(input, weight, bias=None, addend=None):
+    """Returns a linear function, or None if its result is added to something."""
     return None if addend is not None else _linear(input, weight, bias)
 
 
 def _softmax(x, dim, dtype=None):
-    """Returns a softmax of all dimensions' one, or None if there are several or the dtype changes."""
+    """Returns a softmax along one dimension, or None if there are several or the dtype changes."""
     dims = [dim] if isinstance(dim, int) else dim
     return None if len(dims) != 1 or dtype is not None else _operator("_softmax", x, dims[0], False)
 
@@ -178,7 +179,7 @@ _DIVIDED = {"linear": _linear, "matmul": _matmul, "cross_entropy_loss": _cross_e
 
 # Operators in whose place modes receive those of PyTorch, by functions that return None for calls that they do not divide.
 _OF_MODES = {
-    "linear": _linear, "thalweg::linear": _sum_with_bias, "matmul": _matmul, "thalweg::matmul": _matmul, "softmax.int": _softmax,
+    "linear": _linear, "thalweg::linear": _linear_alone, "matmul": _matmul, "thalweg::matmul": _matmul, "softmax.int": _softmax,
     "thalweg::softmax": _softmax, "log_softmax.int": _log_softmax, "thalweg::convolution": _convolution, "conv1d": _convolution_of_places,
     "conv2d": _convolution_of_places, "conv3d": _convolution_of_places}
 

@@ -434,7 +434,7 @@ pub(crate) fn backward_of_mask(call: &Call<'_>) -> Result<Tensors> {
     let shape: SmallVec<[usize; 4]> = ones.into_iter().chain(mask.shape().iter().copied()).collect();
     let grad_mask = mask_strides(&Layout::contiguous(&shape));
     let attention = Attention { grad_mask, ..operands.attention()? };
-    let mask_parts = attention.parts_of_mask(call.device.properties().multi_processor_count);
+    let mask_parts = operands.pass(Pass::Mask, attention).parts_of_mask();
     let parts = call.new_empty(&[&[mask_parts as usize], mask.shape()].concat(), DType::F32)?;
     let at = Addresses { grad_mask: parts.pointer().address(), ..operands.addresses() };
     operands.launch_backward(&[Pass::Mask], at, Attention { mask_parts, ..attention }, call.label)?;

@@ -4,9 +4,9 @@ use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result, refuse};
 
 use super::complex::parts;
-use super::complex_matrices::{Stack, adjoint, identity};
+use super::complex_matrices::Stack;
 use super::complex_spectra::{spectrum_of, triangle};
-use super::decompose::{permutations, transposed, unpacked};
+use super::decompose::{adjoint, identity, permutations, transposed, unpacked};
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -139,7 +139,7 @@ pub(super) fn cholesky_inverse(call: &Call<'_>) -> Result<Tensor> {
     let factor = call.tensor(0);
     Stack::square("cholesky_inverse", factor)?;
     let n = factor.shape()[factor.rank() - 1];
-    let eye = identity(factor, n)?.to_dtype(factor.dtype())?.expand(factor.shape())?;
+    let eye = identity(factor, n)?.expand(factor.shape())?;
     cholesky_solve(&eye, factor, call.bool(1))
 }
 

@@ -7,7 +7,7 @@ use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use super::Body::Differentiable;
 use super::complex::{of_parts, parts};
 use super::complex_spectra::spectrum;
-use super::decompose::transposed;
+use super::decompose::{adjoint, identity};
 use super::reflectors;
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
@@ -106,16 +106,6 @@ fn of_blocks(x: &Tensor) -> Result<Tensor> {
     let [count, rows, columns] = [0, 1, 2].map(|dim| x.shape()[dim]);
     let first = x.reshape(&[count, rows / 2, 2, columns / 2, 2])?.select(4, 0)?;
     of_parts(&first.select(2, 0)?, &first.select(2, 1)?)
-}
-
-/// Returns the conjugate transposes.
-pub(super) fn adjoint(x: &Tensor) -> Result<Tensor> {
-    transposed(&x.conj()?)
-}
-
-/// Returns a complex identity matrix.
-pub(super) fn identity(like: &Tensor, n: usize) -> Result<Tensor> {
-    Tensor::ones(&[n], DType::F64, like.device())?.diag_embed(0, 0, 1)?.to_dtype(DType::C128)
 }
 
 /// Returns the matrices with reflectors I − τ v vᴴ applied.

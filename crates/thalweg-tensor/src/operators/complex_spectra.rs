@@ -8,8 +8,8 @@ use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result, refuse};
 
 use super::complex::parts;
-use super::complex_matrices::{Stack, adjoint, identity, qr};
-use super::decompose::transposed;
+use super::complex_matrices::{Stack, qr};
+use super::decompose::{adjoint, identity, transposed};
 use super::single;
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -109,7 +109,7 @@ pub(super) fn triangle(a: &Tensor, b: &Tensor, [upper, left, unit]: [bool; 3]) -
     let mut whole = if upper { a.triu(inside)? } else { a.tril(-inside)? };
     if unit {
         let n = a.shape()[a.rank() - 1];
-        whole = whole.add(&identity(a, n)?.to_dtype(a.dtype())?)?;
+        whole = whole.add(&identity(a, n)?)?;
     }
     let arguments = [(&whole).into(), b.into(), left.into()];
     super::call(built_in!("linalg_solve")?, &arguments, None, std::panic::Location::caller())

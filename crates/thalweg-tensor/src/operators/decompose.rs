@@ -76,6 +76,16 @@ pub(super) fn transposed(x: &Tensor) -> Result<Tensor> {
     x.transpose(-2, -1)
 }
 
+/// Returns the conjugate transposes.
+pub(super) fn adjoint(x: &Tensor) -> Result<Tensor> {
+    transposed(&x.conj()?)
+}
+
+/// Returns an identity matrix in the dtype of a tensor.
+pub(super) fn identity(like: &Tensor, n: usize) -> Result<Tensor> {
+    Tensor::ones(&[n], like.dtype(), like.device())?.diag_embed(0, 0, 1)
+}
+
 /// Returns a row-major copy of the elements that a kernel may overwrite.
 pub(super) fn row_major_copy(x: &Tensor, label: Label) -> Result<Tensor> {
     x.detach().copied(label.location)

@@ -2,12 +2,8 @@
 
 use thalweg_runtime::Result;
 
-use super::decompose::transposed;
+use super::decompose::{adjoint, identity};
 use crate::tensor::Tensor;
-
-fn adjoint(x: &Tensor) -> Result<Tensor> {
-    transposed(&x.conj()?)
-}
 
 /// Applies reflectors I − τ v vᴴ to matrices (batch, rows, columns): Q = H₁ H₂ … Hₖ, or its adjoint. The vectors are columns
 /// (batch, rows, k), the factors are (batch, k, 1). All at once: Q = I − V T Vᴴ, where T = (I + D U)⁻¹ D with the factors D and the
@@ -19,7 +15,7 @@ pub(super) fn reflected(
     is_adjoint: bool,
 ) -> Result<Tensor> {
     let adjoints = adjoint(vectors)?;
-    let ones = Tensor::ones(&tau.shape()[1..2], tau.dtype(), tau.device())?.diag_embed(0, 0, 1)?;
+    let ones = identity(tau, tau.shape()[1])?;
     let triangles = adjoints.matmul(vectors)?.triu(1)?.mul(tau)?.add(&ones)?;
     let inner = adjoints.matmul(matrices)?;
     let inner = match is_adjoint {

@@ -9,7 +9,7 @@ use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::decompose::{
-    permutations, signs, solve_cholesky, solve_triangular, swapped, transposed, unpacked,
+    identity, permutations, signs, solve_cholesky, solve_triangular, swapped, transposed, unpacked,
 };
 use super::{call_all, complex_factors, complex_matrices, complex_spectra, operators, reflectors, single};
 use crate::autograd::no_grad;
@@ -352,10 +352,6 @@ impl Stack {
         };
         Ok([broadcast(a)?, broadcast(b)?, broadcast(b)?])
     }
-}
-
-fn identity(like: &Tensor, n: usize) -> Result<Tensor> {
-    Tensor::ones(&[n], DType::F64, like.device())?.diag_embed(0, 0, 1)
 }
 
 /// Reads the status of a decomposition, and names the first matrix that it could not decompose.
