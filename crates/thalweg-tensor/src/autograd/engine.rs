@@ -449,7 +449,7 @@ impl Pass {
         let name = node.function.name();
         let _recorded = record_operator_with(|| node.title());
         let request = self.request(node, is_last, asked);
-        let results = run_function(node, gradients, &request)
+        let mut results = run_function(node, gradients, &request)
             .map_err(|error| error.context(format!("backward of {}", public_name(name))))?;
         drop(request);
         refuse_if!(
@@ -459,9 +459,30 @@ impl Pass {
             results.len(),
             node.edges.len()
         );
+        fit(node, &mut results)?;
         anomaly::check(node, &results)?;
         node.run_after(results, gradients)
     }
+}
+
+/// Sums and converts the gradients of a program's own function to the shapes and dtypes of its inputs.
+fn fit(node: &Node, results: &mut Gradients) -> Result<()> {
+    let expected = node.expected.iter().flatten().zip(&node.edges);
+    for (place, (result, ((shape, dtype, device), edge))) in results.iter_mut().zip(expected).enumerate() {
+        let Some(gradient) = result.take().filter(|_| edge.is_some()) else { continue };
+        let invalid = |found: String| {
+            let title = node.title();
+            invalid!("Function {title} returned an invalid gradient at index {place} - {found}")
+        };
+        if gradient.device() != device {
+            return Err(invalid(format!("expected device {device} but got {}", gradient.device())));
+        }
+        let compatible =
+            || format!("got {:?} but expected shape compatible with {shape:?}", gradient.shape());
+        let summed = gradient.sum_to_shape(shape).map_err(|_| invalid(compatible()))?;
+        *result = Some(summed.to_dtype(*dtype)?);
+    }
+    Ok(())
 }
 
 /// Returns the name under which the user knows an operator: a formula of the table that belongs to an operator has the operator's

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use thalweg_ir::{Layout, contiguous_strides, inverse_order};
 use thalweg_lock::Mutex;
-use thalweg_runtime::Result;
+use thalweg_runtime::{Error, Result, refuse_if};
 
 use super::hook_list::HookList;
 use super::is_grad_enabled;
@@ -196,7 +196,8 @@ impl Backward for Accumulate {
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         if let Some(arrived) = &gradients[0] {
-            debug_assert_eq!(arrived.shape(), self.layout.shape(), "a gradient has its leaf's shape");
+            let (found, own) = (arrived.shape(), self.layout.shape());
+            refuse_if!(found != own, "a gradient of shape {found:?} arrived at a leaf of shape {own:?}");
             self.kept.add(arrived, &self.layout)?;
         }
         Ok(Gradients::new())

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
+use thalweg_ir::{DType, Shape};
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::{Result, Stream};
+use thalweg_runtime::{Device, Result, Stream};
 
 use super::hook_list::HookList;
 use super::leaf::{KeptGradient, TensorHook};
@@ -135,6 +136,9 @@ impl NodeHooks {
     }
 }
 
+/// The shape, dtype and device of each input of a node, which its gradient has, too.
+pub(crate) type Expected = Box<[(Shape, DType, Device)]>;
+
 /// One recorded operator.
 pub struct Node {
     pub(crate) function: Box<dyn Backward>,
@@ -148,6 +152,8 @@ pub struct Node {
     pub(crate) stream: Stream,
     /// The gradient that a leaf keeps, in a leaf's node.
     pub(crate) kept: Option<Arc<KeptGradient>>,
+    /// What the gradients must be, in the node of a program's own function.
+    pub(super) expected: Option<Expected>,
     /// Whether a compiled function recorded the node: its backward function is compiled, too.
     pub(super) is_compiled: bool,
     /// The call that recorded the node, if that was in anomaly mode.
@@ -164,8 +170,9 @@ impl Node {
         edges: SmallVec<[Option<Edge>; 4]>,
         outputs: usize,
         stream: Stream,
+        expected: Option<Expected>,
     ) -> Arc<Self> {
-        Arc::new(Self::with_kept(function, edges, outputs, stream, None))
+        Arc::new(Self::with_kept(function, edges, outputs, stream, (None, expected)))
     }
 
     /// Returns the node of a leaf.
@@ -174,7 +181,7 @@ impl Node {
         kept: &Arc<KeptGradient>,
         stream: Stream,
     ) -> Arc<Self> {
-        Arc::new(Self::with_kept(function, SmallVec::new(), 1, stream, Some(kept.clone())))
+        Arc::new(Self::with_kept(function, SmallVec::new(), 1, stream, (Some(kept.clone()), None)))
     }
 
     fn with_kept(
@@ -182,14 +189,26 @@ impl Node {
         edges: SmallVec<[Option<Edge>; 4]>,
         outputs: usize,
         stream: Stream,
-        kept: Option<Arc<KeptGradient>>,
+        (kept, expected): (Option<Arc<KeptGradient>>, Option<Expected>),
     ) -> Self {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
         let origin = origin(function.name(), || running_node()?.origin.clone());
         let (hooks, attachment) = (OnceLock::new(), OnceLock::new());
         let is_compiled = deferred::is_on();
-        Self { function, edges, outputs, sequence, stream, kept, is_compiled, origin, hooks, attachment }
+        Self {
+            function,
+            edges,
+            outputs,
+            sequence,
+            stream,
+            kept,
+            expected,
+            is_compiled,
+            origin,
+            hooks,
+            attachment,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use thalweg_runtime::{Device, Stream};
 
+use super::node::Expected;
 use super::{Backward, Edge, Node, is_grad_enabled};
 use crate::tensor::Tensor;
 
@@ -12,7 +13,7 @@ pub(crate) fn record(
     results: &mut [Tensor],
     stream: Stream,
 ) {
-    record_places(function, inputs, results.iter_mut().map(Some), stream);
+    record_places(function, inputs, results.iter_mut().map(Some), stream, None);
 }
 
 /// Records a node as [`record`] does, some of whose results are not tensors.
@@ -21,9 +22,10 @@ fn record_places<'a>(
     inputs: &[&Tensor],
     results: impl ExactSizeIterator<Item = Option<&'a mut Tensor>>,
     stream: Stream,
+    expected: Option<Expected>,
 ) {
     let edges = inputs.iter().map(|tensor| tensor.gradient_edge()).collect();
-    let node = Node::new(function, edges, results.len(), stream);
+    let node = Node::new(function, edges, results.len(), stream, expected);
     for (input, result) in results.enumerate() {
         if let Some(result) = result.filter(|result| result.dtype().is_differentiable()) {
             result.join(Edge { node: node.clone(), input });
@@ -34,7 +36,8 @@ fn record_places<'a>(
 /// Records a program's own function (`torch.autograd.Function`): returns `results`, which the caller has computed from `inputs`
 /// outside the graph, as the outputs of a node with this backward function. A result that shares memory with an input cannot be
 /// written in place. The backward function holds what it needs itself. If nothing is recorded, or no input requires a gradient,
-/// the results are returned unchanged.
+/// the results are returned unchanged. A gradient that the function returns is summed to the shape of its input and converted to its
+/// dtype; one that does not sum to it, or is on another device, is an error of the backward pass.
 ///
 /// ```
 /// # use thalweg_runtime::{Device, Result};
@@ -86,6 +89,8 @@ pub fn record_function_of_any(
         false => result.detach(),
     };
     let mut results: Vec<Option<Tensor>> = results.iter().map(|result| result.as_ref().map(apart)).collect();
-    record_places(function, inputs, results.iter_mut().map(Option::as_mut), stream);
+    let property = |input: &&Tensor| (input.shape().into(), input.dtype(), input.device().clone());
+    let expected = (!function.takes_external()).then(|| inputs.iter().map(property).collect());
+    record_places(function, inputs, results.iter_mut().map(Option::as_mut), stream, expected);
     results
 }

@@ -36,7 +36,7 @@ impl Region {
 pub(super) fn region_edge(view: &Tensor, base: &Tensor, edge: Edge) -> Edge {
     let region = Region::new(view, base).expect("both have layouts");
     let edges = [Some(edge)].into_iter().collect();
-    let node = Node::new(Box::new(RegionBackward(region)), edges, 1, base.device().current_stream());
+    let node = Node::new(Box::new(RegionBackward(region)), edges, 1, base.device().current_stream(), None);
     Edge { node, input: 0 }
 }
 

@@ -120,7 +120,7 @@ impl Recording {
         let stream = self.whole.device().current_stream();
         let wanted = [0, 1].map(|input| self.edges[input].is_some());
         let function = Box::new(WriteBackward { write, region: self.region, wanted });
-        let node = Node::new(function, self.edges, 1, stream);
+        let node = Node::new(function, self.edges, 1, stream, None);
         self.whole.set_history(Edge { node, input: 0 });
     }
 }
