@@ -30,8 +30,9 @@ use thalweg_runtime::{Device, Error, Result, invalid, options};
 use crate::autograd::{Backward, Gradients, is_grad_enabled, no_grad, record};
 use crate::caller::{CallLocation, outermost};
 use crate::dispatch::{
-    Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, KernelFunction, ModeGuard, is_excluded,
+    Argument, Call, DispatchKey, ExcludeKeyGuard, KernelFunction, is_excluded, set_excluded, set_included,
 };
+use crate::scoped::{Guard, Replaced, nothing_replaced};
 use crate::tensor::{Tensor, Tensors};
 
 pub use kept::KeptCast;
@@ -53,8 +54,10 @@ thread_local! {
     /// The options of the innermost region of this thread.
     static CURRENT: Cell<Option<AutocastOptions>> = const { Cell::new(None) };
     static DEPTH: Cell<usize> = const { Cell::new(0) };
+    /// For each region of this thread, what was outside it.
+    static OUTSIDE: Replaced<Outside> = const { nothing_replaced() };
     /// Casts of leaves, by the leaf and the dtype. The leaf is kept alive too, so that its address is not reused.
-    static CASTS: RefCell<FxHashMap<(usize, DType), (Tensor, Tensor)>> = RefCell::default();
+    static CASTS: RefCell<FxHashMap<(usize, DType), CastOfLeaf>> = RefCell::default();
 }
 
 /// Runs a function in a region that casts to `dtype` (`torch.autocast("cuda", dtype)`): bf16 or f16.
@@ -137,15 +140,15 @@ pub fn custom_bwd<T>(region: ForwardRegion, function: impl FnOnce() -> Result<T>
     autocast_with(region.0, function)
 }
 
-/// An open region, for code that cannot nest functions as [`autocast`] does. Dropping it ends the region. A thread must drop its
-/// regions in the reverse order of their creation.
+/// An open region, for code that cannot nest functions as [`autocast`] does. Dropping it ends the region. Regions may be dropped
+/// in any order.
 #[must_use = "the region lasts only while this lives"]
 pub struct Region {
-    former: Option<AutocastOptions>,
-    // The fields are dropped in this order.
-    _keys: IncludeKeyGuard,
-    _casts: Option<ModeGuard>,
+    guard: Guard<Outside>,
 }
+
+/// The options outside a region, and whether calls included and excluded the key.
+type Outside = (Option<AutocastOptions>, bool, bool);
 
 impl Region {
     /// Opens a region on this thread.
@@ -164,15 +167,21 @@ impl Region {
         }
         DEPTH.set(DEPTH.get() + 1);
         // A function of a backward pass, where the key is excluded, may open a region too.
-        let _casts = options.enabled.then(|| ModeGuard::leave_in(DispatchKey::Autocast));
-        let _keys = IncludeKeyGuard::only_if(options.enabled, DispatchKey::Autocast);
-        Ok(Self { former: CURRENT.replace(Some(options)), _keys, _casts })
+        let key = DispatchKey::Autocast;
+        let was_excluded = set_excluded(key, is_excluded(key) && !options.enabled);
+        let was_included = set_included(key, options.enabled);
+        let outside = (CURRENT.replace(Some(options)), was_included, was_excluded);
+        Ok(Self { guard: Guard::new(&OUTSIDE, outside) })
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        CURRENT.set(self.former);
+        if let Some((former, was_included, was_excluded)) = self.guard.end() {
+            CURRENT.set(former);
+            set_included(DispatchKey::Autocast, was_included);
+            set_excluded(DispatchKey::Autocast, was_excluded);
+        }
         DEPTH.set(DEPTH.get() - 1);
         if DEPTH.get() == 0 {
             clear_autocast_cache();
@@ -313,25 +322,37 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
     if let Some(found) = kept_cast(&key) {
         return Ok(found);
     }
-    let kept = KeptCast::find(tensor);
+    let (kept, writes) = (KeptCast::find(tensor), tensor.writes());
     let former = kept.as_ref().map(|kept| kept.get(dtype)).transpose()?.flatten();
     let cast = match former {
         Some(former) => recorded(tensor, former, true),
         None => {
-            let version = tensor.writes();
             let cast = no_grad(|| tensor.to_dtype(dtype))?;
-            kept.map_or(Ok(()), |kept| kept.put(&cast, version))?;
+            kept.map_or(Ok(()), |kept| kept.put(&cast, writes))?;
             recorded(tensor, cast, true)
         }
     };
-    let _ = CASTS.try_with(|casts| casts.borrow_mut().insert(key, (tensor.clone(), cast.clone())));
+    let of_leaf = CastOfLeaf { cast: cast.clone(), leaf: tensor.clone(), writes };
+    let _ = CASTS.try_with(|casts| casts.borrow_mut().insert(key, of_leaf));
     Ok(cast)
 }
 
-/// Returns the cast of a leaf that this thread keeps. A thread whose thread-local variables are already destroyed keeps none. A
-/// cast that was made without recording is not used where recording is on, because it would pass no gradient.
+/// The cast of a leaf, the leaf, and the number of writes of the leaf when it was cast.
+struct CastOfLeaf {
+    cast: Tensor,
+    leaf: Tensor,
+    writes: u32,
+}
+
+/// Returns the cast of a leaf that this thread keeps, unless the leaf was written since. A thread whose thread-local variables are
+/// already destroyed keeps none. A cast that was made without recording is not used where recording is on, because it would pass no
+/// gradient.
 fn kept_cast(key: &(usize, DType)) -> Option<Tensor> {
-    let find = |casts: &RefCell<FxHashMap<_, (Tensor, Tensor)>>| Some(casts.borrow().get(key)?.1.clone());
+    let find = |casts: &RefCell<FxHashMap<_, CastOfLeaf>>| {
+        let casts = casts.borrow();
+        let CastOfLeaf { cast, leaf, writes } = casts.get(key)?;
+        (*writes == leaf.writes()).then(|| cast.clone())
+    };
     CASTS.try_with(find).ok().flatten().filter(|cast| cast.requires_grad() || !is_grad_enabled())
 }
 

@@ -3,9 +3,9 @@
 use thalweg_runtime::Result;
 
 use crate::dispatch::{DispatchKey, ModeGuard, is_excluded, is_inference, set_excluded, set_inference};
+use crate::scoped::{Guard, Replaced, nothing_replaced};
 
-/// A guard: while it lives, operators of this thread record nothing (`with torch.no_grad():`). Drop guards in the reverse order
-/// of their creation.
+/// A guard: while it lives, operators of this thread record nothing (`with torch.no_grad():`). Guards may be dropped in any order.
 ///
 /// ```
 /// # use thalweg_ir::DType;
@@ -24,14 +24,25 @@ use crate::dispatch::{DispatchKey, ModeGuard, is_excluded, is_inference, set_exc
 /// ```
 #[must_use = "operators record nothing only while the guard lives"]
 pub struct NoGrad {
-    _guard: ModeGuard,
+    guard: Guard<bool>,
+}
+
+thread_local! {
+    /// For each guard, whether operators were recorded.
+    static REPLACED: Replaced<bool> = const { nothing_replaced() };
 }
 
 impl NoGrad {
     /// Stops recording.
     #[allow(clippy::new_without_default, reason = "a guard without a name would be dropped at once")]
     pub fn new() -> Self {
-        Self { _guard: ModeGuard::grad(false) }
+        Self { guard: Guard::new(&REPLACED, set_grad_enabled(false)) }
+    }
+}
+
+impl Drop for NoGrad {
+    fn drop(&mut self) {
+        self.guard.end().map(set_grad_enabled);
     }
 }
 

@@ -1,6 +1,5 @@
 //! Tensors that nodes keep for backward, and the hooks that choose where ([`saved_tensors_hooks`]).
 
-use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 
 use thalweg_ir::{DType, Layout};
@@ -10,7 +9,7 @@ use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::node::{Edge, Node, running_node};
 use super::{is_grad_enabled, no_grad};
-use crate::scoped::{Scoped, put, scoped};
+use crate::scoped::{Guard, Replaced, Scoped, nothing_replaced, put, scoped};
 use crate::storage::{SavedHolder, Storage};
 use crate::tensor::Tensor;
 
@@ -23,6 +22,8 @@ pub(super) type Pack = Arc<dyn Fn(&Tensor) -> Result<Option<Unpack>> + Send + Sy
 thread_local! {
     /// The hooks of the innermost region that this thread is in.
     static HOOKS: Scoped<Option<Pack>> = const { scoped(None) };
+    /// For each region of this thread, the hooks outside it.
+    static REPLACED: Replaced<Option<Pack>> = const { nothing_replaced() };
     /// The tensors unpacked by the node that this thread is running.
     static UNPACKED: Scoped<Vec<(Arc<Packed>, Tensor)>> = const { scoped(Vec::new()) };
 }
@@ -314,23 +315,29 @@ impl Drop for Unpacked {
 }
 
 /// A guard of a thread's hooks: dropping it restores the previous hooks.
-struct Restore(Option<Pack>);
+struct Restore(Guard<Option<Pack>>);
+
+impl Restore {
+    fn after(pack: Option<Pack>) -> Self {
+        Self(Guard::new(&REPLACED, put(&HOOKS, pack)))
+    }
+}
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        let _ended = put(&HOOKS, self.0.take());
+        let _ended = self.0.end().map(|former| put(&HOOKS, former));
     }
 }
 
 /// Runs a function without hooks for saved tensors: used for the hooks themselves.
 fn without_hooks<T>(function: impl FnOnce() -> T) -> T {
-    let _restore = Restore(put(&HOOKS, None));
+    let _restore = Restore::after(None);
     function()
 }
 
 /// Runs a function with `pack` as the hook for saved tensors.
 pub(super) fn with_pack<T>(pack: Pack, function: impl FnOnce() -> T) -> T {
-    let _restore = Restore(put(&HOOKS, Some(pack)));
+    let _restore = Restore::after(Some(pack));
     function()
 }
 
@@ -363,12 +370,10 @@ pub fn saved_tensors_hooks<P: Send + Sync + 'static, T>(
     saved_tensors_hooks_for(move |tensor| pack(tensor).map(Some), unpack, function)
 }
 
-/// A region whose operators save tensors by hooks; it ends when this guard is dropped, on its thread, after regions that began
-/// later.
+/// A region whose operators save tensors by hooks; it ends when this guard is dropped, on its thread. Guards may be dropped in any order.
 #[must_use = "the hooks are there only while the region lives"]
 pub struct SavedTensorsRegion {
     _restore: Restore,
-    _not_send: PhantomData<*const ()>,
 }
 
 /// Begins a region with hooks like those of [`saved_tensors_hooks`], for code that cannot nest functions.
@@ -376,8 +381,7 @@ pub fn enter_saved_tensors_hooks<P: Send + Sync + 'static>(
     pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
     unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
 ) -> SavedTensorsRegion {
-    let _restore = Restore(put(&HOOKS, Some(packing(pack, unpack))));
-    SavedTensorsRegion { _restore, _not_send: PhantomData }
+    SavedTensorsRegion { _restore: Restore::after(Some(packing(pack, unpack))) }
 }
 
 /// Returns hooks that pack every tensor.

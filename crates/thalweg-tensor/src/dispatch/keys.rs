@@ -64,8 +64,15 @@ impl DispatchKey {
 }
 
 /// A set of keys, one bit for each.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct DispatchKeySet(u64);
+
+impl std::fmt::Debug for DispatchKeySet {
+    /// Writes the keys, highest priority first.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.highest_first()).finish()
+    }
+}
 
 impl DispatchKeySet {
     /// No key.
@@ -81,6 +88,11 @@ impl DispatchKeySet {
     #[must_use]
     pub const fn without(self, key: DispatchKey) -> Self {
         Self(self.0 & !(1 << key as u8))
+    }
+
+    /// Adds a key to the set, or removes it.
+    fn put(&mut self, key: DispatchKey, is_in: bool) {
+        *self = if is_in { self.with(key) } else { self.without(key) };
     }
 
     /// Returns whether the key is in the set.
@@ -142,25 +154,45 @@ thread_local! {
     static LOCAL: Cell<Local> = const { Cell::new(Local::new()) };
 }
 
-/// A guard that restores the thread's keys. Guards must be dropped in the reverse order of their creation.
+/// A guard that puts back a part of the thread's keys and modes.
 struct Restore {
     former: Local,
+    part: Part,
     _not_send: PhantomData<*const ()>,
 }
 
+/// The part that a guard changes.
+#[derive(Clone, Copy)]
+enum Part {
+    Included(DispatchKey),
+    Excluded(DispatchKey),
+    Inference,
+    Anomaly,
+}
+
 impl Restore {
-    fn after(change: impl FnOnce(&mut Local)) -> Self {
+    fn after(part: Part, change: impl FnOnce(&mut Local)) -> Self {
         let former = LOCAL.get();
         let mut local = former;
         change(&mut local);
         LOCAL.set(local);
-        Self { former, _not_send: PhantomData }
+        Self { former, part, _not_send: PhantomData }
     }
 }
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        LOCAL.set(self.former);
+        let (mut local, former) = (LOCAL.get(), self.former);
+        match self.part {
+            Part::Included(key) => local.included.put(key, former.included.has(key)),
+            Part::Excluded(key) => local.excluded.put(key, former.excluded.has(key)),
+            Part::Inference => {
+                local.is_inference = former.is_inference;
+                local.excluded.put(DispatchKey::Autograd, former.excluded.has(DispatchKey::Autograd));
+            }
+            Part::Anomaly => local.anomaly = former.anomaly,
+        }
+        LOCAL.set(local);
     }
 }
 
@@ -173,7 +205,7 @@ pub struct ExcludeKeyGuard {
 impl ExcludeKeyGuard {
     /// Starts excluding the key.
     pub fn new(key: DispatchKey) -> Self {
-        Self { _restore: Restore::after(|local| local.excluded = local.excluded.with(key)) }
+        Self { _restore: Restore::after(Part::Excluded(key), |local| local.excluded.put(key, true)) }
     }
 }
 
@@ -186,17 +218,7 @@ pub struct IncludeKeyGuard {
 impl IncludeKeyGuard {
     /// Starts adding the key.
     pub fn new(key: DispatchKey) -> Self {
-        Self::only_if(true, key)
-    }
-
-    /// Starts adding the key if `is_included`, otherwise suspends the guard outside this one.
-    pub(crate) fn only_if(is_included: bool, key: DispatchKey) -> Self {
-        Self {
-            _restore: Restore::after(|local| {
-                local.included =
-                    if is_included { local.included.with(key) } else { local.included.without(key) };
-            }),
-        }
+        Self { _restore: Restore::after(Part::Included(key), |local| local.included.put(key, true)) }
     }
 }
 
@@ -204,7 +226,16 @@ impl IncludeKeyGuard {
 pub(crate) fn set_excluded(key: DispatchKey, excluded: bool) -> bool {
     let mut local = LOCAL.get();
     let former = local.excluded.has(key);
-    local.excluded = if excluded { local.excluded.with(key) } else { local.excluded.without(key) };
+    local.excluded.put(key, excluded);
+    LOCAL.set(local);
+    former
+}
+
+/// Sets whether calls of this thread include a key, and returns whether they did.
+pub(crate) fn set_included(key: DispatchKey, included: bool) -> bool {
+    let mut local = LOCAL.get();
+    let former = local.included.has(key);
+    local.included.put(key, included);
     LOCAL.set(local);
     former
 }
@@ -234,23 +265,20 @@ pub(crate) struct ModeGuard {
 impl ModeGuard {
     /// Starts or stops recording.
     pub(crate) fn grad(enabled: bool) -> Self {
-        Self { _restore: Restore::after(|local| local.set_grad(enabled)) }
-    }
-
-    /// Stops excluding a key.
-    pub(crate) fn leave_in(key: DispatchKey) -> Self {
-        Self { _restore: Restore::after(|local| local.excluded = local.excluded.without(key)) }
+        Self {
+            _restore: Restore::after(Part::Excluded(DispatchKey::Autograd), |local| local.set_grad(enabled)),
+        }
     }
 
     /// Starts anomaly mode, or a region outside it.
     pub(crate) fn anomaly(anomaly: Anomaly) -> Self {
-        Self { _restore: Restore::after(|local| local.anomaly = anomaly) }
+        Self { _restore: Restore::after(Part::Anomaly, |local| local.anomaly = anomaly) }
     }
 
     /// Starts inference mode, or a region outside it.
     pub(crate) fn inference(enabled: bool) -> Self {
         Self {
-            _restore: Restore::after(|local| {
+            _restore: Restore::after(Part::Inference, |local| {
                 local.is_inference = enabled;
                 local.set_grad(!enabled);
             }),
@@ -260,8 +288,7 @@ impl ModeGuard {
 
 impl Local {
     fn set_grad(&mut self, enabled: bool) {
-        let key = DispatchKey::Autograd;
-        self.excluded = if enabled { self.excluded.without(key) } else { self.excluded.with(key) };
+        self.excluded.put(DispatchKey::Autograd, !enabled);
     }
 }
 

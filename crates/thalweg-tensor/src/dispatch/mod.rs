@@ -65,7 +65,8 @@ use crate::tensor::{Tensor, Tensors, check_memory};
 pub(crate) use complex_kernel::check_conversion;
 pub(crate) use definition::{Body, Complex, OpDef, OutRule, single};
 pub(crate) use keys::{
-    Anomaly, ModeGuard, anomaly, is_excluded, is_inference, set_anomaly, set_excluded, set_inference,
+    Anomaly, ModeGuard, anomaly, is_excluded, is_inference, set_anomaly, set_excluded, set_included,
+    set_inference,
 };
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
 pub(crate) use offers::{offer_to_function, over};
@@ -499,7 +500,7 @@ impl Call<'_> {
                 }
             }
         }
-        Err(invalid!("no kernel is registered for {:?}", self.keys))
+        Err(invalid!("no kernel is registered for a key of {:?}; see `Operator::register`", self.keys))
     }
 
     /// Calls the operator's next kernel, without the keys already handled, with the same number of other tensors. Not for

@@ -1,5 +1,7 @@
 //! Autocast: which dtypes operators compute in, kept casts, and a training step.
 
+use std::sync::Arc;
+
 use thalweg_ir::DType;
 use thalweg_nn::functional::{ClassLossOptions, cross_entropy, cross_entropy_with, linear};
 use thalweg_nn::optim::{Adam, AdamOptions};
@@ -59,15 +61,17 @@ fn a_weight_is_cast_once_a_region_and_anew_in_the_next() {
     let weight = floats(&[4, 4], 1).requires_grad_().unwrap();
     let x = floats(&[2, 4], 2);
     let product = || autocast(DType::Bf16, || x.matmul(&weight)).unwrap();
-    let before = values(&product());
+    let doubled: Vec<f64> = values(&product()).iter().map(|value| 2.0 * value).collect();
     autocast(DType::Bf16, || {
-        let first = x.matmul(&weight)?;
+        let cast_of = |product: Tensor| product.grad_fn()?.next_functions().pop().flatten();
+        let casts =
+            [x.matmul(&weight)?, x.matmul(&weight)?].map(|y| cast_of(y).expect("a cast is recorded").0);
+        assert!(Arc::ptr_eq(&casts[0], &casts[1]), "the cast is kept while the region lasts");
         no_grad(|| weight.mul_scalar_(2.0))?;
-        assert_eq!(values(&first), values(&x.matmul(&weight)?), "the cast is kept while the region lasts");
+        assert_eq!(values(&x.matmul(&weight)?), doubled, "a weight that was written is cast anew");
         Ok(())
     })
     .unwrap();
-    let doubled: Vec<f64> = before.iter().map(|value| 2.0 * value).collect();
     assert_eq!(values(&product()), doubled);
 }
 

@@ -9,14 +9,15 @@ use thalweg_lock::Mutex;
 use thalweg_runtime::sim::{Check, Gpu, Problem};
 use thalweg_runtime::{Device, Result, Stream};
 use thalweg_sanitizer::FindingKind;
+use thalweg_tensor::autocast::{AutocastOptions, Region, is_autocast_enabled};
 use thalweg_tensor::autograd::{
-    BackwardOptions, enter_saved_tensors_hooks, gradients, gradients_with, is_anomaly_check_nan_enabled,
-    is_anomaly_enabled, is_inference_mode_enabled, save_on_cpu, saved_tensors_hooks, set_anomaly_enabled,
-    set_inference_mode_enabled,
+    Backward, BackwardOptions, Gradients, enter_saved_tensors_hooks, gradients, gradients_with,
+    is_anomaly_check_nan_enabled, is_anomaly_enabled, is_grad_enabled, is_inference_mode_enabled,
+    record_function, save_on_cpu, saved_tensors_hooks, set_anomaly_enabled, set_inference_mode_enabled,
 };
 use thalweg_tensor::graph::{CallableOptions, callable::function, make_graphed_callables};
 use thalweg_tensor::random::{DeviceGenerator, default_generator, with_generator};
-use thalweg_tensor::{Tensor, no_grad};
+use thalweg_tensor::{NoGrad, Tensor, no_grad};
 
 use crate::support::{device, tensor, values};
 
@@ -551,4 +552,54 @@ fn a_generator_stands_in_for_the_default_one_of_its_device() {
         assert!(Arc::ptr_eq(&current(), &own));
     });
     assert!(Arc::ptr_eq(&current(), &before));
+}
+
+/// A function of the program whose backward pass returns a gradient that is made from the one that arrives.
+struct Returns(fn(&Tensor) -> Result<Tensor>);
+
+impl Backward for Returns {
+    fn name(&self) -> &'static str {
+        "returns"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        gradients.iter().map(|gradient| gradient.as_ref().map(self.0).transpose()).collect()
+    }
+}
+
+#[test]
+fn gradients_of_a_programs_function_fit_its_inputs() {
+    let gradient = |function| {
+        let x = leaf(&[1.0, 2.0]);
+        let y = record_function(Box::new(Returns(function)), &[&x], vec![x.detach()]).remove(0);
+        sum(&y).backward().map(|()| x.grad().expect("a gradient arrived"))
+    };
+    // Summed where the input would have been broadcast, and in the dtype of the input, as in PyTorch's `validate_outputs`.
+    let summed = gradient(|g| g.to_dtype(DType::F64)?.expand(&[3, 2])).unwrap();
+    assert_eq!((summed.dtype(), values(&summed)), (DType::F32, vec![3.0, 3.0]));
+    for function in [|g: &Tensor| g.narrow(0, 0, 1), |g: &Tensor| g.to_device(&Device::meta()?)] {
+        let error = gradient(function).unwrap_err().to_string();
+        assert!(error.contains("ReturnsBackward0 returned an invalid gradient at index 0"), "{error}");
+    }
+}
+
+#[test]
+fn guards_end_in_any_order() {
+    let x = leaf(&[1.0]);
+    let (outer, inner) = (NoGrad::new(), NoGrad::new());
+    let region = Region::enter(AutocastOptions::default()).unwrap();
+    let within = Region::enter(AutocastOptions { dtype: DType::Bf16, ..AutocastOptions::default() }).unwrap();
+    let pack = |_: &Tensor| -> Result<Tensor> { panic!("the region has ended") };
+    let hooks = enter_saved_tensors_hooks(pack, |saved: &Tensor| Ok(saved.clone()));
+    let more = enter_saved_tensors_hooks(pack, |saved: &Tensor| Ok(saved.clone()));
+    drop(outer);
+    assert!(!is_grad_enabled());
+    drop((region, inner, hooks));
+    assert!(is_grad_enabled() && is_autocast_enabled());
+    let matrix = tensor(&[1.0], &[1, 1], DType::F32);
+    assert_eq!(matrix.matmul(&matrix).unwrap().dtype(), DType::Bf16);
+    drop((within, more));
+    assert!(!is_autocast_enabled());
+    assert_eq!(matrix.matmul(&matrix).unwrap().dtype(), DType::F32);
+    assert!(x.exp().unwrap().requires_grad());
 }
