@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 use thalweg_derive::at_line;
 use thalweg_ir::{DType, Element, byte_count};
@@ -70,10 +70,10 @@ pub trait Dataset: Send + Sync + 'static {
     /// Returns the fields of a sample.
     fn fields(&self) -> Vec<Field>;
 
-    /// Reads a sample, and writes it into its fields.
+    /// Reads a sample, and writes it into its fields, all of them.
     ///
     /// # Errors
-    /// Those of the data set, which end the epoch.
+    /// Those of the data set, which end the epoch, as a field does to which nothing is written.
     fn read(&self, index: usize, fields: &mut [SampleField<'_>]) -> Result<()>;
 }
 
@@ -82,6 +82,7 @@ pub trait Dataset: Send + Sync + 'static {
 pub struct SampleField<'a> {
     dtype: DType,
     bytes: &'a mut [u8],
+    is_written: bool,
 }
 
 impl SampleField<'_> {
@@ -101,7 +102,7 @@ impl SampleField<'_> {
             );
             return Err(Error::invalid(text).at(Location::caller()));
         }
-        self.bytes.copy_from_slice(bytemuck::cast_slice(elements));
+        self.bytes_mut().copy_from_slice(bytemuck::cast_slice(elements));
         Ok(())
     }
 
@@ -112,6 +113,7 @@ impl SampleField<'_> {
 
     /// Returns the bytes of the field, elements of its dtype in row-major order, for example to be filled by a file reader.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.is_written = true;
         self.bytes
     }
 }
@@ -177,7 +179,10 @@ impl<D: Dataset> DataLoader<D> {
     pub fn new(dataset: Arc<D>, options: DataLoaderOptions, device: &Device) -> Result<Self> {
         refuse_if!(options.batch_size == 0, "DataLoader: batch_size must be at least 1");
         let fields = dataset.fields();
-        let ahead = (options.num_workers * options.prefetch_factor.max(1)).max(1) + 1;
+        let ahead = options.num_workers.checked_mul(options.prefetch_factor.max(1));
+        let ahead = ahead.and_then(|ahead| ahead.max(1).checked_add(1));
+        let ahead =
+            ahead.ok_or_else(|| invalid!("DataLoader: num_workers times prefetch_factor is too large"))?;
         let batch = || {
             let sizes = fields.iter().map(|field| Ok(byte_count(&field.shape, field.dtype)?));
             let sizes = sizes.collect::<Result<Vec<usize>>>()?;
@@ -221,15 +226,11 @@ impl<D: Dataset> DataLoader<D> {
     #[track_caller]
     pub fn epoch(&mut self) -> Result<Epoch<'_, D>> {
         let count = self.dataset.len();
-        let order = match self.options.shuffle {
-            // Each epoch draws from a separate random stream.
-            Some(seed) => {
-                let seed = seed.wrapping_add(self.epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-                Generator::new(seed).permutation(count)?
-            }
-            None => (0..count).collect(),
-        };
-        self.epoch += 1;
+        // Each epoch draws from a separate random stream.
+        let stream = |seed: u64| seed.wrapping_add(self.epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let shuffled = |seed| Generator::new(stream(seed)).permutation(count);
+        let order = self.options.shuffle.map(shuffled).transpose()?;
+        self.epoch = self.epoch.wrapping_add(1);
         let (tasks, todo) = channel();
         let (results, filled) = channel();
         let todo = Arc::new(Mutex::new(todo));
@@ -238,12 +239,14 @@ impl<D: Dataset> DataLoader<D> {
             .map(|_| {
                 let (dataset, todo) = (Arc::clone(&self.dataset), Arc::clone(&todo));
                 let (results, layout) = (results.clone(), layout.clone());
-                std::thread::spawn(move || work(&*dataset, &layout, &todo, &results))
+                let started = Builder::new().spawn(move || work(&*dataset, &layout, &todo, &results));
+                started.map_err(|error| invalid!("DataLoader: a worker has no thread: {error}"))
             })
-            .collect();
+            .collect::<Result<_>>()?;
         let batches = self.len();
         Ok(Epoch {
             loader: self,
+            count,
             order,
             batches,
             asked: 0,
@@ -303,6 +306,7 @@ fn fill<D: Dataset>(dataset: &D, layout: &[(DType, usize)], task: Task) -> Fille
                 .map(|(bytes, &(dtype, size))| SampleField {
                     dtype,
                     bytes: &mut bytes[place * size..(place + 1) * size],
+                    is_written: size == 0,
                 })
                 .collect();
             read_sample(dataset, sample, &mut fields)?;
@@ -318,7 +322,15 @@ fn fill<D: Dataset>(dataset: &D, layout: &[(DType, usize)], task: Task) -> Fille
 /// panic.)
 fn read_sample<D: Dataset>(dataset: &D, sample: usize, fields: &mut [SampleField<'_>]) -> Result<()> {
     match catch_unwind(AssertUnwindSafe(|| dataset.read(sample, fields))) {
-        Ok(outcome) => outcome.map_err(|error| error.context(format!("DataLoader: sample {sample}"))),
+        Ok(outcome) => {
+            // The memory of a field that was not written has the sample of an earlier batch.
+            let missing = || fields.iter().position(|field| !field.is_written);
+            let written = outcome.and_then(|()| match missing() {
+                Some(field) => Err(invalid!("the data set wrote nothing to field {field}")),
+                None => Ok(()),
+            });
+            written.map_err(|error| error.context(format!("DataLoader: sample {sample}")))
+        }
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -337,7 +349,9 @@ struct Coming {
 /// The batches of an epoch, in order. Dropping it ends the workers.
 pub struct Epoch<'a, D: Dataset> {
     loader: &'a mut DataLoader<D>,
-    order: Vec<usize>,
+    count: usize,
+    /// The samples in the order of a loader that shuffles.
+    order: Option<Vec<usize>>,
     batches: usize,
     /// The numbers of batches requested and received, and the next batch to be copied.
     asked: usize,
@@ -348,7 +362,7 @@ pub struct Epoch<'a, D: Dataset> {
     filled: Receiver<Filled>,
     /// Batches that were filled out of order, before it is their turn.
     early: BTreeMap<usize, Filled>,
-    ahead: VecDeque<Coming>,
+    ahead: VecDeque<Result<Coming>>,
     workers: Vec<JoinHandle<()>>,
 }
 
@@ -358,8 +372,12 @@ impl<D: Dataset> Epoch<'_, D> {
         while self.asked < self.batches {
             let Some(into) = self.loader.free.pop() else { return };
             let size = self.loader.options.batch_size;
-            let last = ((self.asked + 1) * size).min(self.order.len());
-            let samples = self.order[self.asked * size..last].to_vec();
+            let first = self.asked * size;
+            let last = first.saturating_add(size).min(self.count);
+            let samples = match &self.order {
+                Some(order) => order[first..last].to_vec(),
+                None => (first..last).collect(),
+            };
             let task = Task { number: self.asked, samples, into };
             if let Some(tasks) = &self.tasks {
                 _ = tasks.send(task);
@@ -385,8 +403,8 @@ impl<D: Dataset> Epoch<'_, D> {
         }
     }
 
-    /// Starts the copies of a filled batch.
-    fn copy(&mut self, filled: Filled) -> Result<()> {
+    /// Starts the copies of a filled batch. An error is returned when it is the batch's turn.
+    fn copy(&mut self, filled: Filled) {
         let Filled { count, batch, outcome, .. } = filled;
         self.next += 1;
         let (stream, label) = (&self.loader.stream, label_at("DataLoader", Location::caller()));
@@ -406,8 +424,7 @@ impl<D: Dataset> Epoch<'_, D> {
             Ok(Coming { tensors, ready: stream.record_event()? })
         });
         self.loader.free.push(batch);
-        self.ahead.push_back(started?);
-        Ok(())
+        self.ahead.push_back(started);
     }
 
     fn advance(&mut self) -> Result<Vec<Tensor>> {
@@ -415,17 +432,17 @@ impl<D: Dataset> Epoch<'_, D> {
         if self.ahead.is_empty() {
             let stopped = || invalid!("DataLoader: a worker stopped without a batch: did it panic?");
             let filled = self.take(true).ok_or_else(stopped)?;
-            self.copy(filled)?;
+            self.copy(filled);
         }
         self.queue_tasks();
         // The following batch, if it is ready: its copy runs in parallel with the work on this one.
         if self.next < self.batches
             && let Some(filled) = self.take(false)
         {
-            self.copy(filled)?;
+            self.copy(filled);
             self.queue_tasks();
         }
-        let Coming { tensors, ready } = self.ahead.pop_front().expect("one was just copied");
+        let Coming { tensors, ready } = self.ahead.pop_front().expect("one was just copied")?;
         let current = self.loader.device.current_stream();
         current.wait_event(&ready)?;
         tensors.iter().for_each(|tensor| tensor.record_stream(&current));
