@@ -20,6 +20,12 @@ use super::stream::{Upload, download, file_error};
 /// The maximum nesting depth of containers.
 const MOST_NESTED: usize = 64;
 
+/// Refuses containers that are nested too deeply.
+fn check_depth(depth: usize) -> Result<()> {
+    refuse_if!(depth > MOST_NESTED, "more than {MOST_NESTED} containers are nested in each other");
+    Ok(())
+}
+
 /// Reads a file that `torch.save` wrote (`torch.load` with `weights_only=True`): tensors, and containers and plain values around
 /// them. Tensors of one storage share memory again. The last copies are asynchronous on the current stream.
 ///
@@ -81,7 +87,7 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     fn object(&mut self, values: &Values, place: ValueIndex, depth: usize) -> Result<Object> {
-        refuse_if!(depth > MOST_NESTED, "containers lie too deep within each other");
+        check_depth(depth)?;
         let mut list = |places: &[ValueIndex]| -> Result<Vec<Object>> {
             places.iter().map(|&place| self.object(values, place, depth + 1)).collect()
         };
@@ -210,14 +216,15 @@ fn storage_of(values: &Values, place: ValueIndex) -> Option<Storage> {
 /// weights, share one storage; every other tensor has a separate storage. *Blocks.*
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the file cannot be written.
+/// [`Error::is_invalid_argument`] if the file cannot be written, or if the value is one that Python cannot read: a dictionary whose
+/// key is a container of lists or dictionaries, or more than 64 containers in each other. Then no file is written.
 #[at_line]
 pub fn save(object: &Object, path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     let what = path.display().to_string();
     let failed = |error: &dyn std::fmt::Display| file_error(&what, error);
     let (mut pickle, mut tensors) = (Writer::new(), Vec::new());
-    write(object, &mut pickle, &mut tensors)?;
+    write(object, &mut pickle, &mut tensors, 0)?;
     let file = BufWriter::new(File::create(path).map_err(|error| failed(&error))?);
     let mut archive = ZipWriter::new(file);
     let options = SimpleFileOptions::default()
@@ -239,7 +246,14 @@ pub fn save(object: &Object, path: impl AsRef<Path>) -> Result<()> {
 }
 
 /// Writes a value, and collects its tensors.
-fn write<'a>(object: &'a Object, pickle: &mut Writer, tensors: &mut Vec<&'a Tensor>) -> Result<()> {
+fn write<'a>(
+    object: &'a Object,
+    pickle: &mut Writer,
+    tensors: &mut Vec<&'a Tensor>,
+    depth: usize,
+) -> Result<()> {
+    check_depth(depth)?;
+    let mut part = |part: &'a Object, pickle: &mut Writer| write(part, pickle, tensors, depth + 1);
     match object {
         Object::None => pickle.code(b'N'),
         Object::Bool(truth) => pickle.bool(*truth),
@@ -256,12 +270,12 @@ fn write<'a>(object: &'a Object, pickle: &mut Writer, tensors: &mut Vec<&'a Tens
         Object::List(list) => {
             pickle.code(b']');
             pickle.code(b'(');
-            list.iter().try_for_each(|item| write(item, pickle, tensors))?;
+            list.iter().try_for_each(|item| part(item, pickle))?;
             pickle.code(b'e');
         }
         Object::Tuple(list) => {
             pickle.code(b'(');
-            list.iter().try_for_each(|item| write(item, pickle, tensors))?;
+            list.iter().try_for_each(|item| part(item, pickle))?;
             pickle.code(b't');
         }
         Object::Dict(pairs) => {
@@ -270,13 +284,23 @@ fn write<'a>(object: &'a Object, pickle: &mut Writer, tensors: &mut Vec<&'a Tens
             pickle.code(b'R');
             pickle.code(b'(');
             for (key, value) in pairs {
-                write(key, pickle, tensors)?;
-                write(value, pickle, tensors)?;
+                part(key, pickle)?;
+                refuse_if!(!is_hashable(key), "a dictionary has the key {key:?}, which Python cannot hash");
+                part(value, pickle)?;
             }
             pickle.code(b'u');
         }
     }
     Ok(())
+}
+
+/// Returns whether Python accepts a value as the key of a dictionary.
+fn is_hashable(key: &Object) -> bool {
+    match key {
+        Object::List(_) | Object::Dict(_) => false,
+        Object::Tuple(parts) => parts.iter().all(is_hashable),
+        _ => true,
+    }
 }
 
 /// Returns whether two tensors are the same elements of one storage, in one layout.

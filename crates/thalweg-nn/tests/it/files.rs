@@ -278,6 +278,15 @@ fn a_file_of_another_kind_is_named_by_its_first_bytes() {
             assert!(error.is_invalid_argument() && error.to_string().contains(expected), "{error}");
         }
     }
+    // Values that Python cannot read are refused, and the file stays as it is.
+    let nested = (0..100_000).fold(Object::None, |inner, _| Object::List(vec![inner]));
+    let unhashable = Object::Dict(vec![(Object::Tuple(vec![Object::List(vec![])]), Object::None)]);
+    let before = std::fs::read(&path).unwrap();
+    for value in [&nested, &unhashable] {
+        assert!(save(value, &path).unwrap_err().is_invalid_argument());
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+    std::mem::forget(nested); // its drop is as deep
     // Each of the two kinds, truncated, and passed to the reader of the other.
     let tensors = StateDict::from_iter([("x".to_owned(), Tensor::ones(&[64], DType::F32, &device).unwrap())]);
     save_file(&tensors, &path, &[]).unwrap();
