@@ -595,13 +595,21 @@ fn meet(store: &dyn Store, call: &str, name: &str, ranks: &[u32]) -> Result<()> 
     )))
 }
 
-/// Joins a group's own communicator, whose identifier is in the group's part of the store.
+/// Joins a group's own communicator. If that fails, the other ranks are notified, which would wait for this one.
 fn joined(plan: &Plan) -> Result<Communicator> {
+    joined_alone(plan).inspect_err(|error| {
+        let text = format!("rank {} did not join the group \"{}\": {error}", plan.rank, plan.name);
+        let _ = plan.store().compare_set("failed", b"", text.as_bytes());
+    })
+}
+
+/// Joins a group's own communicator, whose identifier is in the group's part of the store.
+fn joined_alone(plan: &Plan) -> Result<Communicator> {
     let (store, device, rank) = (plan.store(), plan.device.clone(), plan.rank);
     let size = plan.global_ranks.len() as u32;
     // Published before anything can fail, so that other ranks wait no longer for this one than it takes to get here.
     store.set(&came(rank), &[1])?;
-    let id = identifier(&*store, &device, rank, &plan.global_ranks)?;
+    let id = identifier(&*store, &device, rank)?;
     meet(&*store, "init_process_group", &plan.name, &plan.global_ranks)?;
     let member = format!("rank {rank} of {size} of the group \"{}\"", plan.name);
     within(&plan.device, plan.options.timeout, &member, move || Communicator::join(&device, &id, rank, size))
@@ -633,15 +641,11 @@ fn within<T: Send + 'static>(
 }
 
 /// Returns the identifier of a group's communicator, which its first rank makes.
-fn identifier(store: &dyn Store, device: &Device, rank: u32, ranks: &[u32]) -> Result<CommunicatorId> {
+fn identifier(store: &dyn Store, device: &Device, rank: u32) -> Result<CommunicatorId> {
     let process = std::process::id().to_le_bytes();
     if rank == 0 {
-        let id = Communicator::new_id(device).inspect_err(|error| {
-            // A rank that waits for the identifier need not wait for the store's timeout.
-            let _ = store.set("id", &[]);
-            let _ =
-                store.set("failed", format!("rank {} made no communicator: {error}", ranks[0]).as_bytes());
-        })?;
+        // A rank that waits for the identifier need not wait for the store's timeout.
+        let id = Communicator::new_id(device).inspect_err(|_| drop(store.set("id", &[])))?;
         store.set("id", &[&id.0[..], &process].concat())?;
         return Ok(id);
     }

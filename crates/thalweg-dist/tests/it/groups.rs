@@ -474,3 +474,10 @@ fn a_rank_that_does_not_come_is_named_by_all_errors() {
     let text = failed.to_string();
     assert!(text.contains("Rank 2 has made 1 of 2 calls"), "{text}");
 }
+
+#[test]
+fn a_rank_that_cannot_join_ends_the_group_of_the_others() {
+    let device = simulated_devices(1).unwrap().remove(0);
+    let error = run_ranks(&[device.clone(), device], |group| group.barrier()).unwrap_err().to_string();
+    assert!(error.contains("each device has one rank"), "{error}");
+}
