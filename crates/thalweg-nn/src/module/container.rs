@@ -1,27 +1,43 @@
 //! Modules of modules.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::panic::Location;
 
+use indexmap::IndexMap;
 use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::enter_indirect;
 
 use super::{Entry, EntryMut, Forward, Module};
 
-/// Names the modules of a list by their numbers (`torch.nn.ModuleList`).
-impl<M: Module> Module for Vec<M> {
-    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
-        for (number, module) in self.iter().enumerate() {
-            visitor(&number.to_string(), Entry::Child(module));
-        }
-    }
+/// Makes modules of containers, whose parts have the names that `$named` pairs them with.
+macro_rules! containers {
+    ($($(#[$doc:meta])* [$($generics:tt)*] $container:ty: |$parts:ident| $named:expr;)*) => {$(
+        $(#[$doc])*
+        impl<$($generics)*> Module for $container {
+            fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+                let $parts = self.iter();
+                $named.for_each(|(name, module)| visitor(&name.to_string(), Entry::Child(module)));
+            }
 
-    fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
-        for (number, module) in self.iter_mut().enumerate() {
-            visitor(&number.to_string(), EntryMut::Child(module));
+            fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
+                let $parts = self.iter_mut();
+                $named.for_each(|(name, module)| visitor(&name.to_string(), EntryMut::Child(module)));
+            }
         }
-    }
+    )*};
+}
+
+containers! {
+    /// Names the modules of a list by their numbers (`torch.nn.ModuleList`).
+    [M: Module] Vec<M>: |parts| parts.enumerate();
+    /// Names the modules of an array by their numbers (`torch.nn.ModuleList`).
+    [M: Module, const N: usize] [M; N]: |parts| parts.enumerate();
+    /// Names modules by their keys (`torch.nn.ModuleDict`), in the order of the keys.
+    [M: Module] BTreeMap<String, M>: |parts| parts;
+    /// Names modules by their keys (`torch.nn.ModuleDict`), in the order of insertion.
+    [M: Module] IndexMap<String, M>: |parts| parts;
 }
 
 impl<M: Module> Module for Option<M> {
@@ -78,6 +94,15 @@ fn sources() -> &'static str {
 pub struct Sequential {
     #[module(flatten)]
     modules: Vec<Box<dyn Forward + Send + Sync>>,
+}
+
+impl std::fmt::Debug for Sequential {
+    /// Writes the types of the modules.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = self.modules.iter().map(|module| module.type_name());
+        f.write_str("Sequential")?;
+        f.debug_list().entries(names).finish()
+    }
 }
 
 impl Sequential {

@@ -25,13 +25,6 @@ pub struct Conv<const AXES: usize> {
     pub options: ConvOptions<AXES>,
 }
 
-/// A convolution of sequences.
-pub type Conv1d = Conv<1>;
-/// A convolution of images.
-pub type Conv2d = Conv<2>;
-/// A convolution of volumes.
-pub type Conv3d = Conv<3>;
-
 /// Returns a weight and, for a layer that has one, a bias. A transposed layer's weight has the input's channels first.
 #[enter]
 fn parameters<const AXES: usize>(
@@ -121,13 +114,6 @@ pub struct ConvTranspose<const AXES: usize> {
     #[module(skip)]
     pub output_padding: [usize; AXES],
 }
-
-/// A transposed convolution of sequences.
-pub type ConvTranspose1d = ConvTranspose<1>;
-/// A transposed convolution of images.
-pub type ConvTranspose2d = ConvTranspose<2>;
-/// A transposed convolution of volumes.
-pub type ConvTranspose3d = ConvTranspose<3>;
 
 impl<const AXES: usize> Forward for ConvTranspose<AXES> {
     #[enter]

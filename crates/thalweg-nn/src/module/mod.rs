@@ -67,9 +67,7 @@ pub use activation::{
 pub use attention::{Attended, AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
 pub use callable::callable;
 pub use container::Sequential;
-pub use conv::{
-    Conv, Conv1d, Conv2d, Conv3d, ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
-};
+pub use conv::{Conv, ConvTranspose};
 pub use dropout::Dropout;
 pub use encoder::{
     EncoderDecoder, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer,
@@ -78,14 +76,13 @@ pub use encoder::{
 pub use linear::{Bilinear, Embedding, Flatten, Identity, Linear, Mlp, Unflatten};
 pub use loss::*;
 pub use norm::{
-    BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormOptions, GroupNorm, InstanceNorm,
-    InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, LayerNorm, LocalResponseNorm, RMSNorm,
+    BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormOptions, GroupNorm, InstanceNorm, LayerNorm,
+    LocalResponseNorm, RMSNorm,
 };
 pub use packed::{PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence};
 pub use pad::{CircularPad, ConstantPad, ReflectionPad, ReplicationPad, ZeroPad};
 pub use pool::{
-    AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d, FractionalMaxPool,
-    FractionalSize, LPPool, MaxPool, MaxPool1d, MaxPool2d, MaxPool3d,
+    AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, FractionalMaxPool, FractionalSize, LPPool, MaxPool,
 };
 pub use recurrent::{
     Elman, GRU, GRUCell, Gated, LSTM, LSTMCell, LongShortTerm, RNN, RNNCell, Recurrent, RecurrentCell,
@@ -97,6 +94,29 @@ pub use thalweg_runtime::Activation;
 pub use transformer::{SelfAttention, Transformer, TransformerBlock, TransformerOptions};
 pub use upsample::{PixelShuffle, PixelUnshuffle, Upsample, UpsampleMode};
 pub use weight_only::{IntegerFormat, WeightOnlyLinear};
+
+/// Names the modules over one, two and three axes as PyTorch does.
+macro_rules! over_axes {
+    ($($module:ident: $sequences:ident $images:ident $volumes:ident;)*) => {$(
+        #[doc = concat!("[`", stringify!($module), "`] of sequences.")]
+        pub type $sequences = $module<1>;
+        #[doc = concat!("[`", stringify!($module), "`] of images.")]
+        pub type $images = $module<2>;
+        #[doc = concat!("[`", stringify!($module), "`] of volumes.")]
+        pub type $volumes = $module<3>;
+    )*};
+}
+
+over_axes! {
+    AdaptiveAvgPool: AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d;
+    AdaptiveMaxPool: AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d;
+    AvgPool: AvgPool1d AvgPool2d AvgPool3d;
+    Conv: Conv1d Conv2d Conv3d;
+    ConvTranspose: ConvTranspose1d ConvTranspose2d ConvTranspose3d;
+    InstanceNorm: InstanceNorm1d InstanceNorm2d InstanceNorm3d;
+    LPPool: LPPool1d LPPool2d LPPool3d;
+    MaxPool: MaxPool1d MaxPool2d MaxPool3d;
+}
 
 /// A part of a module.
 pub enum Entry<'a> {
@@ -287,9 +307,10 @@ pub trait Module {
         Ok(module)
     }
 
-    /// Returns parameters and buffers by name. The tensors are those of the module, not copies.
+    /// Returns parameters and buffers by name. The tensors are those of the module, not copies. If several have the same name, there is
+    /// a warning, and only the last of them is in the dictionary.
     fn state_dict(&self) -> StateDict {
-        state::state_dict(&|visitor| self.visit(visitor))
+        state::state_dict(&|visitor| self.visit(visitor), self.type_name())
     }
 
     /// Overwrites parameters and buffers, in place, with saved ones of the same names and shapes, converted to their dtypes.
@@ -297,20 +318,21 @@ pub trait Module {
     ///
     /// # Errors
     /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) with all differences, with PyTorch's message, if
-    /// names are missing or unknown, or shapes differ. Then nothing has changed.
+    /// names are missing or unknown, shapes differ, or tensors of the module have the same name. Then nothing has changed.
     #[track_caller]
     fn load_state_dict(&self, saved: &StateDict) -> Result<()> {
-        state::load(&self.state_dict(), self.type_name(), saved, true, Location::caller()).map(drop)
+        state::load(&|visitor| self.visit(visitor), self.type_name(), saved, true, Location::caller())
+            .map(drop)
     }
 
     /// Overwrites those parameters and buffers that were saved (`strict=False`), and returns the names that only one side has.
     /// Asynchronous.
     ///
     /// # Errors
-    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes differ. Then nothing has changed.
+    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes differ, or tensors of the module have the same name. Then nothing has changed.
     #[track_caller]
     fn load_state_dict_partially(&self, saved: &StateDict) -> Result<IncompatibleKeys> {
-        state::load(&self.state_dict(), self.type_name(), saved, false, Location::caller())
+        state::load(&|visitor| self.visit(visitor), self.type_name(), saved, false, Location::caller())
     }
 }
 

@@ -147,13 +147,6 @@ pub struct InstanceNorm<const AXES: usize> {
     statistics: Statistics,
 }
 
-/// Instance normalization of sequences.
-pub type InstanceNorm1d = InstanceNorm<1>;
-/// Instance normalization of images.
-pub type InstanceNorm2d = InstanceNorm<2>;
-/// Instance normalization of volumes.
-pub type InstanceNorm3d = InstanceNorm<3>;
-
 impl<const AXES: usize> InstanceNorm<AXES> {
     /// Makes a layer over `features` channels; PyTorch's defaults are [`BatchNormOptions::instance`].
     #[enter]

@@ -28,13 +28,6 @@ pub struct MaxPool<const AXES: usize> {
     pub ceil_mode: bool,
 }
 
-/// The greatest element of each window of sequences.
-pub type MaxPool1d = MaxPool<1>;
-/// The greatest element of each window of images.
-pub type MaxPool2d = MaxPool<2>;
-/// The greatest element of each window of volumes.
-pub type MaxPool3d = MaxPool<3>;
-
 impl<const AXES: usize> MaxPool<AXES> {
     /// Makes a pool of adjacent windows.
     pub fn new(kernel_size: [usize; AXES]) -> Self {
@@ -95,13 +88,6 @@ pub struct AvgPool<const AXES: usize> {
     /// The divisor of sums, if it is not the number of elements. Not supported for sequences.
     pub divisor_override: Option<i64>,
 }
-
-/// The mean of each window of sequences.
-pub type AvgPool1d = AvgPool<1>;
-/// The mean of each window of images.
-pub type AvgPool2d = AvgPool<2>;
-/// The mean of each window of volumes.
-pub type AvgPool3d = AvgPool<3>;
 
 impl<const AXES: usize> AvgPool<AXES> {
     /// Makes a pool of adjacent windows.

@@ -3,8 +3,9 @@
 use std::panic::Location;
 
 use indexmap::IndexMap;
-use thalweg_runtime::{Error, Result, refuse};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 use thalweg_tensor::caller::at_line;
+use thalweg_tensor::warning::warn;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::{Entry, EntryMut, Visit, walk_parts};
@@ -52,43 +53,63 @@ pub(super) fn set_requires_grad(
 }
 
 /// Returns the parameters and then the buffers of each module, as PyTorch orders them.
-pub(super) fn state_dict<'a>(visit: &Visit<'_, 'a>) -> StateDict {
+pub(super) fn state_dict<'a>(visit: &Visit<'_, 'a>, type_name: &str) -> StateDict {
     let mut dictionary = StateDict::new();
-    collect(visit, "", &mut dictionary);
+    let mut repeated = Vec::new();
+    collect(visit, "", &mut dictionary, &mut repeated);
+    if !repeated.is_empty() {
+        warn(&repetition(type_name, &repeated));
+    }
     dictionary
 }
 
-fn collect<'a>(visit: &Visit<'_, 'a>, prefix: &str, dictionary: &mut StateDict) {
-    let (mut buffers, mut children) = (Vec::new(), Vec::new());
+/// Returns the text about names that several tensors of a module have.
+fn repetition(type_name: &str, names: &[String]) -> String {
+    format!("{type_name} has several tensors of the same name: {}; give their fields a `name`", quoted(names))
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
+}
+
+fn collect<'a>(visit: &Visit<'_, 'a>, prefix: &str, dictionary: &mut StateDict, repeated: &mut Vec<String>) {
+    let (mut own, mut buffers, mut children) = (Vec::new(), Vec::new(), Vec::new());
     visit(&mut |name, entry| {
         let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
         match entry {
-            Entry::Parameter(tensor) => _ = dictionary.insert(name, tensor.detach()),
+            Entry::Parameter(tensor) => own.push((name, tensor.detach())),
             Entry::Buffer(tensor) => buffers.push((name, tensor.detach())),
             Entry::Child(child) => children.push((name, child)),
             Entry::Training(_) => {}
         }
     });
-    dictionary.extend(buffers);
+    for (name, tensor) in own.into_iter().chain(buffers) {
+        if dictionary.insert(name.clone(), tensor).is_some() {
+            repeated.push(name);
+        }
+    }
     for (name, child) in children {
-        collect(&|visitor| child.visit(visitor), &name, dictionary);
+        collect(&|visitor| child.visit(visitor), &name, dictionary, repeated);
     }
 }
 
 /// Overwrites the tensors of a module of some type with saved ones.
-pub(super) fn load(
-    own: &StateDict,
+pub(super) fn load<'a>(
+    visit: &Visit<'_, 'a>,
     type_name: &str,
     saved: &StateDict,
     strict: bool,
     location: &'static Location<'static>,
 ) -> Result<IncompatibleKeys> {
-    at_line(location, || load_into(own, type_name, saved, strict))
+    at_line(location, || {
+        let (mut own, mut repeated) = (StateDict::new(), Vec::new());
+        collect(visit, "", &mut own, &mut repeated);
+        refuse_if!(!repeated.is_empty(), "{}", repetition(type_name, &repeated));
+        load_into(&own, type_name, saved, strict)
+    })
 }
 
 fn load_into(own: &StateDict, type_name: &str, saved: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
-    let quoted =
-        |names: &[String]| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
     let keys = IncompatibleKeys {
         missing_keys: own.keys().filter(|name| !saved.contains_key(*name)).cloned().collect(),
         unexpected_keys: saved.keys().filter(|name| !own.contains_key(*name)).cloned().collect(),

@@ -27,6 +27,20 @@ pub struct Ema<M> {
     decay: f64,
 }
 
+/// Returns the tensors of two modules in pairs.
+fn pairs(averages: Vec<(String, Tensor)>, currents: Vec<(String, Tensor)>) -> Result<Vec<(Tensor, Tensor)>> {
+    let shapes = |tensors: &[(String, Tensor)]| -> Vec<(String, Vec<usize>)> {
+        tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape().to_vec())).collect()
+    };
+    let (own, found) = (shapes(&averages), shapes(&currents));
+    refuse_if!(own != found, "Ema: the average is of tensors {own:?}, and the module has {found:?}");
+    Ok(averages
+        .into_iter()
+        .map(|(_, tensor)| tensor)
+        .zip(currents.into_iter().map(|(_, tensor)| tensor))
+        .collect())
+}
+
 impl<M: Module + Clone> Ema<M> {
     /// Returns an average that begins at the module's weights. Asynchronous.
     ///
@@ -46,17 +60,17 @@ impl<M: Module + Clone> Ema<M> {
     /// Moves each parameter towards that of the module, by 1 − decay of the distance, and copies the buffers. Asynchronous.
     ///
     /// # Errors
-    /// Those of [`Tensor::lerp_`], if the module has other parameters than the one that was averaged.
+    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the module has parameters or buffers of other names or
+    /// shapes than the one that was averaged. Then nothing has changed.
     #[at_line]
     pub fn update(&self, module: &M) -> Result<()> {
+        let parameters = pairs(self.module.named_parameters(), module.named_parameters())?;
+        let buffers = pairs(self.module.named_buffers(), module.named_buffers())?;
         try_no_grad(|| {
-            let pairs = |average: Vec<Tensor>, current: Vec<Tensor>| average.into_iter().zip(current);
-            for (average, current) in pairs(self.module.parameters(), module.parameters()) {
+            for (average, current) in parameters {
                 average.lerp_(&current.detach(), 1.0 - self.decay)?;
             }
-            let buffers = |module: &M| module.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
-            pairs(buffers(&self.module), buffers(module))
-                .try_for_each(|(average, current)| average.copy_(&current))
+            buffers.into_iter().try_for_each(|(average, current)| average.copy_(&current))
         })
     }
 

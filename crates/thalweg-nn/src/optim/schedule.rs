@@ -202,6 +202,12 @@ impl<F: Fn(u64) -> f64> Schedule for MultiplicativeLr<F> {
 /// to it (cosines) or set it (`OneCycleLr`, `CyclicLr`).
 pub struct ChainedLr(pub Vec<Box<dyn Schedule>>);
 
+impl std::fmt::Debug for ChainedLr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ChainedLr({} schedules)", self.0.len())
+    }
+}
+
 impl Schedule for ChainedLr {
     fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
         base * self.0.iter().map(|schedule| schedule.learning_rate(1.0, epoch)).product::<f64>()
@@ -433,7 +439,7 @@ impl<S: Schedule> LrScheduler<S> {
     /// Those of [`LrScheduler::new`]; also if a group was added to the optimizer.
     #[track_caller]
     pub fn step<O: OptimizerOptions>(&mut self, optimizer: &Optimizer<O>) -> Result<()> {
-        self.epoch += 1;
+        self.epoch = self.epoch.saturating_add(1);
         at_line(Location::caller(), || optimizer.set_learning_rates(&self.learning_rates()))
     }
 

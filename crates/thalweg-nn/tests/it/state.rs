@@ -233,5 +233,29 @@ fn an_average_decays_as_its_formula_says() -> Result<()> {
     }
     assert!(!ema.module().parameters()[0].requires_grad());
     assert!(Ema::new(&norm, 1.5).unwrap_err().is_invalid_argument());
+    // A module of other tensors changes nothing.
+    let plain = BatchNormOptions { affine: false, ..BatchNormOptions::default() };
+    let before = values(&ema.module().named_buffers()[0].1);
+    assert!(ema.update(&BatchNorm2d::new(2, plain, &device())?).unwrap_err().is_invalid_argument());
+    assert_eq!(values(&ema.module().named_buffers()[0].1), before);
+    Ok(())
+}
+
+#[derive(Module)]
+struct Twice {
+    #[module(flatten)]
+    first: Linear,
+    #[module(flatten)]
+    second: Linear,
+}
+
+#[test]
+fn tensors_of_one_name_are_not_loaded() -> Result<()> {
+    let linear = || Linear::new(1, 1, &mut Generator::new(0), &device());
+    let twice = Twice { first: linear()?, second: linear()? };
+    // The dictionary has the last ones, with a warning.
+    assert_eq!(twice.state_dict().len(), 2);
+    let error = twice.load_state_dict(&twice.state_dict()).unwrap_err().to_string();
+    assert!(error.contains("several tensors of the same name: \"weight\", \"bias\""), "{error}");
     Ok(())
 }

@@ -46,7 +46,7 @@ pub fn layout_like<'a>(operands: impl IntoIterator<Item = &'a Layout>, shape: &[
     let mut elements = 1;
     for dimension in order {
         strides[dimension] = elements;
-        elements *= shape[dimension];
+        elements = elements.checked_mul(shape[dimension])?;
     }
     Layout::new(shape, &strides, 0).ok().filter(|layout| !layout.is_contiguous())
 }
