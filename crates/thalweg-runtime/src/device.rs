@@ -496,13 +496,10 @@ pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error 
         }
         source = cause.source();
     }
-    if error.is_out_of_memory() {
-        Error::out_of_memory(error.to_string())
-    } else if error.is_capture() {
-        Error::capture(format!("{device}: {error}"))
-    } else {
-        invalid!("{device}: {error}")
-    }
+    // An error of memory that is short names its device.
+    let names_device = error.is_out_of_memory();
+    let error = Error::from(error);
+    if names_device { error } else { error.context(device.to_string()) }
 }
 
 /// A driver with the state that its devices share.

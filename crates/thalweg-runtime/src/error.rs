@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_driver::{Code, Label};
+use thalweg_memory::{AllocationError, SettingsError};
 
 /// An error of the runtime, with predicates instead of variants, and the context in which it happened.
 #[derive(Clone)]
@@ -318,6 +319,24 @@ impl From<thalweg_driver::Error> for Error {
 /// let error: Error = read("/no/such/file").unwrap_err();
 /// assert!(error.to_string().contains("No such file"), "{error}");
 /// ```
+impl From<AllocationError> for Error {
+    /// Converts an error of the methods of an allocator itself.
+    fn from(error: AllocationError) -> Self {
+        let text = error.to_string();
+        match (error.is_out_of_memory(), error.is_capture()) {
+            (true, _) => Self::out_of_memory(text),
+            (_, true) => Self::capture(text),
+            _ => Self::invalid(text),
+        }
+    }
+}
+
+impl From<SettingsError> for Error {
+    fn from(error: SettingsError) -> Self {
+        Self::value(error.to_string())
+    }
+}
+
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         Self::invalid(error.to_string())

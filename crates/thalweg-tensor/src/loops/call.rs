@@ -98,9 +98,13 @@ impl LoopCall<'_> {
 
 /// Returns integers as extents or dimensions, which are at least 0.
 fn unsigned(list: &[i64]) -> Result<Shape> {
-    let to_runtime_error =
-        |_| invalid!("{list:?} must be at least 0; what is below has more elements than can be addressed");
-    list.iter().map(|&number| usize::try_from(number).map_err(to_runtime_error)).collect()
+    let refuse = |_| {
+        invalid!(
+            "the integers {list:?} must be at least 0; one of 2⁶³ or more, which is shown as negative, is more elements than can be \
+             addressed"
+        )
+    };
+    list.iter().map(|&number| usize::try_from(number).map_err(refuse)).collect()
 }
 
 /// Refuses integers that the entry does not accept.
