@@ -6,6 +6,7 @@
 //! The process has one set of CUDA devices ([`Device::cuda`]) and one of simulated ones ([`Device::sim`]), opened at the first
 //! request. Tests and embedding programs create their own with [`Device::all_of`].
 
+use std::any::Any;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -68,6 +69,8 @@ struct DeviceState {
     captures: Captures,
     out_of_range: OutOfRange,
     opened: Opens,
+    /// Values of the crates above, one per type.
+    kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Drop for DeviceState {
@@ -448,6 +451,29 @@ impl Device {
         self.quarantine().is_some_and(Quarantine::give_back)
     }
 
+    /// Returns the value of a type that the device [keeps](Self::keep), if it does.
+    pub fn kept<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        let found = |value: &Arc<dyn Any + Send + Sync>| value.clone().downcast().ok();
+        self.0.kept.lock().iter().find_map(found)
+    }
+
+    /// Makes the device keep a value, unless it keeps one of the type already, and returns the one that it keeps. A value that holds the
+    /// device lives as long as the process, or as the program of a check.
+    pub fn keep<T: Any + Send + Sync>(&self, value: Arc<T>) -> Arc<T> {
+        let mut kept = self.0.kept.lock();
+        if let Some(earlier) = kept.iter().find_map(|earlier| earlier.clone().downcast().ok()) {
+            return earlier;
+        }
+        kept.push(value.clone());
+        value
+    }
+
+    /// Drops what the device keeps.
+    #[cfg(feature = "sim-tools")]
+    pub(crate) fn forget_kept(&self) {
+        let _dropped_without_the_lock = std::mem::take(&mut *self.0.kept.lock());
+    }
+
     /// Lets kernels and copies of `accessor`, another device of the same driver, access this device's memory: plain memory, and
     /// the memory that the caching allocator has mapped or will map. Once it has succeeded, further calls do nothing.
     ///
@@ -539,6 +565,7 @@ impl System {
         debug_assert!(attached.is_ok(), "a new allocator has none attached");
         let state = Arc::new(DeviceState {
             opened: self.opened.clone(),
+            kept: Mutex::default(),
             id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
             out_of_range: OutOfRange::new(properties.image_kind),
             properties,

@@ -2,11 +2,11 @@
 
 use std::panic::Location;
 
-use thalweg_derive::{at_line, in_call};
+use thalweg_derive::in_call;
 use thalweg_ir::{DType, Element, Shape, byte_count};
 use thalweg_runtime::{Device, Error, PinnedBuffer, Result, invalid, refuse_if};
 
-use crate::caller::{creating, label_at};
+use crate::caller::{at_line, creating, label_at};
 use crate::kernels::recorded_write::{Recording, Write};
 use crate::tensor::Tensor;
 
@@ -24,11 +24,12 @@ impl HostTensor {
     /// Allocates a tensor in pinned memory of a device's driver. Its elements are uninitialized.
     #[track_caller]
     pub fn pinned(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        creating("HostTensor::pinned", (shape, dtype, device), Location::caller(), || {
-            let bytes = byte_count(shape, dtype)?;
-            let buffer = PinnedBuffer::new(device, bytes as u64)?;
-            Ok(Self { buffer, shape: shape.into(), dtype, device: device.clone() })
-        })
+        let (name, location) = ("HostTensor::pinned", Location::caller());
+        let bytes = creating(name, (shape, dtype, device), location, || Ok(byte_count(shape, dtype)?))?;
+        // Outside of a closure, so that a report about the memory names the caller's line.
+        let buffer = PinnedBuffer::new(device, bytes as u64);
+        let buffer = creating(name, (shape, dtype, device), location, || buffer)?;
+        Ok(Self { buffer, shape: shape.into(), dtype, device: device.clone() })
     }
 
     /// Returns the shape: the extent of each dimension.
@@ -57,15 +58,17 @@ impl HostTensor {
     }
 
     /// Writes elements, counted row-major, from `first` on. Does not wait for copies in progress.
-    #[at_line]
+    #[track_caller]
     pub fn write<T: Element>(&self, first: usize, values: &[T]) -> Result<()> {
-        self.buffer.write(self.check::<T>(first, values.len())?, values)
+        let offset = at_line(Location::caller(), || self.check::<T>(first, values.len()))?;
+        self.buffer.write(offset, values)
     }
 
     /// Reads elements, counted row-major, from `first` on. Does not wait for copies in progress.
-    #[at_line]
+    #[track_caller]
     pub fn read<T: Element>(&self, first: usize, values: &mut [T]) -> Result<()> {
-        self.buffer.read(self.check::<T>(first, values.len())?, values)
+        let offset = at_line(Location::caller(), || self.check::<T>(first, values.len()))?;
+        self.buffer.read(offset, values)
     }
 
     /// Copies the elements to a new tensor on the device, asynchronously on the current stream (`to(device, non_blocking=True)`).

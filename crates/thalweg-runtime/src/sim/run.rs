@@ -123,6 +123,7 @@ impl Check {
             let _current = gpu.device().make_current();
             program(&gpu)
         });
+        gpu.devices.iter().for_each(Device::forget_kept);
         let stuck = machine.stuck();
         // Evaluated when it is needed: a fault may strike as late as in the wait for the last work.
         let is_faulted = || machine.faults_struck() > 0;

@@ -3,14 +3,10 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Result};
 
 use super::DeviceGenerator;
 use crate::scoped::{Scoped, scoped};
-
-/// The generators by the number of their device. They live as long as the process, like PyTorch's.
-static GENERATORS: Mutex<Vec<(u64, Arc<DeviceGenerator>)>> = Mutex::new(Vec::new());
 
 /// The seed of a generator that was not seeded: PyTorch's `default_rng_seed_val`.
 pub(crate) const SEED: u64 = 67_280_421_310_721;
@@ -35,28 +31,17 @@ pub fn with_generator<T>(generator: &Arc<DeviceGenerator>, function: impl FnOnce
 }
 
 /// Returns the generator from which operators such as `rand` and `dropout` draw on a device (`torch.cuda.default_generators`). Its
-/// seed is 67280421310721 until [`DeviceGenerator::manual_seed`] sets another.
+/// device keeps it, like PyTorch's. Its seed is 67280421310721 until [`DeviceGenerator::manual_seed`] sets another.
 pub fn default_generator(device: &Device) -> Result<Arc<DeviceGenerator>> {
     let instead =
         INSTEAD.with_borrow(|list| list.last().filter(|generator| generator.device() == device).cloned());
     if let Some(generator) = instead.or_else(|| made_generator(device)) {
         return Ok(generator);
     }
-    let generator = Arc::new(DeviceGenerator::new(SEED, device)?);
-    let mut list = GENERATORS.lock();
-    // Another thread may have inserted one first.
-    if let Some(generator) = find(&list, device) {
-        return Ok(generator);
-    }
-    list.push((device.number(), generator.clone()));
-    Ok(generator)
+    Ok(device.keep(Arc::new(DeviceGenerator::new(SEED, device)?)))
 }
 
 /// Returns the generator of [`default_generator`], if it was requested before.
 pub(crate) fn made_generator(device: &Device) -> Option<Arc<DeviceGenerator>> {
-    find(&GENERATORS.lock(), device)
-}
-
-fn find(list: &[(u64, Arc<DeviceGenerator>)], device: &Device) -> Option<Arc<DeviceGenerator>> {
-    list.iter().find(|(number, _)| *number == device.number()).map(|(_, generator)| generator.clone())
+    device.kept()
 }

@@ -2,7 +2,8 @@
 
 use thalweg_ir::{DType, philox};
 use thalweg_nn::functional::dropout;
-use thalweg_runtime::{CaptureOptions, Device, Graph, Stream};
+use thalweg_runtime::sim::Check;
+use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
@@ -305,4 +306,11 @@ fn the_operator_of_dropout_draws_alike_in_one_launch_and_in_several() {
         let kept = values(&one[1]).iter().sum::<f64>() / 2400.0;
         assert!((kept - (1.0 - p)).abs() < 0.05, "{kept} are kept of {p}");
     }
+}
+
+#[test]
+fn a_program_of_a_check_may_draw_from_the_default_generator() {
+    Check::new()
+        .seeds(0..2)
+        .run(|gpu| -> Result<()> { Tensor::rand(&[4], DType::F32, gpu.device()).map(drop) });
 }
