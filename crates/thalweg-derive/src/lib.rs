@@ -131,7 +131,12 @@ impl Part {
             false => (quote!(#path::Entry), quote!(visit), quote!(tensor)),
             true => (quote!(#path::EntryMut), quote!(visit_mut), quote!(tensor_mut)),
         };
-        let field = if is_mut { quote!(&mut self.#member) } else { quote!(&self.#member) };
+        // The place of the field, in the scope of the attribute.
+        let span = span.resolved_at(Span::call_site());
+        let field = match is_mut {
+            true => quote_spanned!(span=> &mut self.#member),
+            false => quote_spanned!(span=> &self.#member),
+        };
         let of_tensor = |kind: Tokens| {
             quote! {
                 if let Some(tensor) = #path::TensorField::#tensor(#field) {
@@ -140,11 +145,8 @@ impl Part {
             }
         };
         match kind {
-            Kind::Child => {
-                let child = quote_spanned!(*span=> #field);
-                quote!(visitor(#name, #entry::Child(#child));)
-            }
-            Kind::Flattened => quote_spanned!(*span=> #path::Module::#visit(#field, visitor);),
+            Kind::Child => quote!(visitor(#name, #entry::Child(#field));),
+            Kind::Flattened => quote!(#path::Module::#visit(#field, visitor);),
             Kind::Parameter => of_tensor(quote!(Parameter)),
             Kind::Buffer => of_tensor(quote!(Buffer)),
             Kind::Training => quote!(visitor(#name, #entry::Training(#field));),

@@ -76,17 +76,18 @@ impl From<bool> for Scalar {
     }
 }
 
-impl From<i64> for Scalar {
-    fn from(value: i64) -> Self {
-        Self::I64(value)
-    }
+macro_rules! from_integers {
+    ($($type:ty)*) => {$(
+        impl From<$type> for Scalar {
+            /// Returns an integer, or a floating-point number if it is beyond i64.
+            fn from(value: $type) -> Self {
+                i64::try_from(value).map_or(Self::F64(value as f64), Self::I64)
+            }
+        }
+    )*};
 }
 
-impl From<i32> for Scalar {
-    fn from(value: i32) -> Self {
-        Self::I64(i64::from(value))
-    }
-}
+from_integers! { i8 i16 i32 i64 u8 u16 u32 u64 usize }
 
 impl From<f64> for Scalar {
     fn from(value: f64) -> Self {

@@ -21,4 +21,6 @@ pub use crate::module::{
 #[cfg(feature = "nn")]
 pub use crate::optim::{Adam, AdamOptions, AdamW, AdamWOptions, LrScheduler, Sgd, SgdOptions};
 pub use crate::random::{Generator, default_generator};
-pub use crate::{DType, Device, Error, Event, Graph, Index, Result, Scalar, Stream, Tensor, i, no_grad};
+pub use crate::{
+    DType, Device, Error, Event, Graph, Index, Result, Scalar, Stream, Tensor, i, no_grad, try_no_grad,
+};

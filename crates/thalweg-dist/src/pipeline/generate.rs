@@ -20,6 +20,12 @@ impl Turns {
             ranks == 0 || stages_per_rank == 0 || microbatches == 0,
             "{schedule}: ranks, stages of a rank and microbatches are at least 1: {ranks}, {stages_per_rank}, {microbatches}"
         );
+        let numbers = [ranks, stages_per_rank, microbatches];
+        let passes = numbers.into_iter().try_fold(1_usize, usize::checked_mul);
+        refuse_if!(
+            passes.is_none_or(|passes| passes > 1 << 32),
+            "{schedule}: {ranks} ranks with {stages_per_rank} stages and {microbatches} microbatches make more than 2³² passes"
+        );
         let rounds = (microbatches / ranks).max(1);
         refuse_if!(
             stages_per_rank > 1 && !microbatches.is_multiple_of(rounds),

@@ -172,9 +172,13 @@ pub struct Decoder {
 }
 
 impl DecodeOptions {
-    /// Checks the temperature.
+    /// Checks the dtype and the temperature.
     pub(super) fn check(&self) -> Result<()> {
-        let temperature = self.temperature;
+        let Self { dtype, temperature, .. } = self;
+        refuse_if!(
+            !dtype.is_floating_point(),
+            "a decoder computes in floating-point numbers, not in {dtype}"
+        );
         refuse_if!(
             temperature.is_some_and(|temperature| !temperature.is_finite() || temperature <= 0.0),
             "a decoder's temperature is above 0, or None for the likeliest token, not {temperature:?}"

@@ -24,8 +24,11 @@ use crate::scoped::{Guard, Replaced, nothing_replaced};
 /// ```
 #[must_use = "operators record nothing only while the guard lives"]
 pub struct NoGrad {
-    guard: Guard<bool>,
+    _recording: Recording,
 }
+
+/// A guard of whether operators are recorded.
+struct Recording(Guard<bool>);
 
 thread_local! {
     /// For each guard, whether operators were recorded.
@@ -36,13 +39,19 @@ impl NoGrad {
     /// Stops recording.
     #[allow(clippy::new_without_default, reason = "a guard without a name would be dropped at once")]
     pub fn new() -> Self {
-        Self { guard: Guard::new(&REPLACED, set_grad_enabled(false)) }
+        Self { _recording: Recording::set(false) }
     }
 }
 
-impl Drop for NoGrad {
+impl Recording {
+    fn set(enabled: bool) -> Self {
+        Self(Guard::new(&REPLACED, set_grad_enabled(enabled)))
+    }
+}
+
+impl Drop for Recording {
     fn drop(&mut self) {
-        self.guard.end().map(set_grad_enabled);
+        self.0.end().map(set_grad_enabled);
     }
 }
 
@@ -70,14 +79,14 @@ pub fn try_no_grad<T>(function: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Runs a function whose operators record nothing (`torch.no_grad`). [`NoGrad`] is a guard that does the same.
 pub fn no_grad<T>(function: impl FnOnce() -> T) -> T {
-    let _guard = ModeGuard::grad(false);
+    let _recording = Recording::set(false);
     function()
 }
 
 /// Runs a function whose operators are recorded, within `no_grad` too (`torch.enable_grad`). In inference mode nothing is
 /// recorded even so.
 pub fn enable_grad<T>(function: impl FnOnce() -> T) -> T {
-    let _guard = ModeGuard::grad(true);
+    let _recording = Recording::set(true);
     function()
 }
 

@@ -263,13 +263,6 @@ pub(crate) struct ModeGuard {
 }
 
 impl ModeGuard {
-    /// Starts or stops recording.
-    pub(crate) fn grad(enabled: bool) -> Self {
-        Self {
-            _restore: Restore::after(Part::Excluded(DispatchKey::Autograd), |local| local.set_grad(enabled)),
-        }
-    }
-
     /// Starts anomaly mode, or a region outside it.
     pub(crate) fn anomaly(anomaly: Anomaly) -> Self {
         Self { _restore: Restore::after(Part::Anomaly, |local| local.anomaly = anomaly) }
@@ -280,15 +273,9 @@ impl ModeGuard {
         Self {
             _restore: Restore::after(Part::Inference, |local| {
                 local.is_inference = enabled;
-                local.set_grad(!enabled);
+                local.excluded.put(DispatchKey::Autograd, enabled);
             }),
         }
-    }
-}
-
-impl Local {
-    fn set_grad(&mut self, enabled: bool) {
-        self.excluded.put(DispatchKey::Autograd, !enabled);
     }
 }
 
