@@ -14,7 +14,7 @@ const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// A collective that was submitted (`torch.distributed.Work`). It runs on the group's own stream: [`Work::wait`] makes the
 /// current stream wait for it. Dropping it has no effect.
-#[must_use = "what follows on the current stream is not ordered behind the collective before `wait`"]
+#[must_use = "what follows on the current stream is not ordered after the collective before `wait`"]
 #[derive(Debug)]
 pub struct Work {
     pub(crate) group: ProcessGroup,

@@ -55,7 +55,7 @@ impl Context {
             refuse_if!(
                 !state.reductions.is_empty(),
                 "fully_shard: the backward pass before did not come to all units whose forward pass was recorded, and gradients \
-                 are still being reduced: call `finish_backward` behind such a pass"
+                 are still being reduced: call `finish_backward` after such a pass"
             );
             state.former = std::mem::take(&mut state.order);
         }

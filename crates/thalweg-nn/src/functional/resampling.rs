@@ -200,7 +200,7 @@ pub fn affine_grid(theta: &Tensor, size: impl Sizes, align_corners: bool) -> Res
     };
     let axes = extents.len();
     if !(2..=3).contains(&axes) || size.iter().any(|&extent| extent <= 0) {
-        refuse!("a size has two or three axes behind two, none of 0, not {size:?}");
+        refuse!("a size is (batch, channels, …) with two or three axes, none of 0, not {size:?}");
     }
     refuse_if!(
         theta.rank() != 3 || theta.shape()[1..] != [axes, axes + 1],

@@ -140,6 +140,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
         let Some(found) = self.groups.get(group) else {
             refuse!("{}: there is no group {group}", O::RULE.title);
         };
+        refuse_if!(rate.elements() != 1, "{}: a learning rate is one number, not {rate:?}", O::RULE.title);
         found.group.follow_learning_rate(rate)
     }
 

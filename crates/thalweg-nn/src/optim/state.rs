@@ -93,12 +93,12 @@ impl<O: OptimizerOptions> Optimizer<O> {
     /// loaded states and learning rates; other options keep their values from the capture. A group whose saved options need other states
     /// or another kernel (`amsgrad`, a first momentum) gets new states: steps of it that were captured do not see them.
     ///
-    /// A parameter without saved states is reset. If there are states but no `step` (PyTorch's SGD), one step is assumed. Names
+    /// States on another device are moved. A parameter without saved states is reset. If there are states but no `step` (PyTorch's SGD), one step is assumed. Names
     /// that this optimizer does not know are ignored. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the groups do not have the same numbers of parameters, a state is missing or has another
-    /// shape or device, or an option is out of its bounds. Then nothing has changed.
+    /// shape, or an option is out of its bounds. Then nothing has changed.
     #[at_line]
     pub fn load_state_dict(&mut self, saved: &OptimizerState) -> Result<()> {
         let options = self.saved_options(saved)?;
@@ -161,10 +161,10 @@ impl<O: OptimizerOptions> Optimizer<O> {
 }
 
 /// Returns every state with the value to be written into it.
-fn saved_states<'a, 'g>(
+fn saved_states<'g>(
     groups: impl Iterator<Item = &'g Group>,
-    saved: &'a OptimizerState,
-) -> Result<Vec<(Tensor, Saved<'a>)>> {
+    saved: &OptimizerState,
+) -> Result<Vec<(Tensor, Saved)>> {
     let mut copies = Vec::new();
     for (group, saved_group) in groups.zip(&saved.param_groups) {
         let fail = |text: String| Err(invalid!("{}: {text}", group.rule.title));
@@ -179,16 +179,13 @@ fn saved_states<'a, 'g>(
                         Some(number) => Saved::Number(number),
                         None => return fail(format!("parameter {number} has no saved {name}")),
                     },
-                    Some(Some(tensor))
-                        if tensor.shape() != state.shape() || tensor.device() != state.device() =>
-                    {
+                    Some(Some(tensor)) if tensor.shape() != state.shape() => {
+                        let shape = state.shape();
                         return fail(format!(
-                            "the saved {name} of parameter {number} is {tensor:?}, and must be {:?} on {}",
-                            state.shape(),
-                            state.device()
+                            "the saved {name} of parameter {number} is {tensor:?}, and must be {shape:?}"
                         ));
                     }
-                    Some(Some(tensor)) => Saved::Tensor(tensor),
+                    Some(Some(tensor)) => Saved::Tensor(tensor.to_device(state.device())?),
                 };
                 copies.push((state.clone(), value));
             }
@@ -198,7 +195,7 @@ fn saved_states<'a, 'g>(
 }
 
 /// A value that is loaded into a state.
-enum Saved<'a> {
-    Tensor(&'a Tensor),
+enum Saved {
+    Tensor(Tensor),
     Number(f64),
 }

@@ -5,7 +5,7 @@ use thalweg_nn::functional::ConvOptions;
 use thalweg_nn::module::{
     BatchNorm2d, BatchNormOptions, Conv2d, Dropout, Forward, Linear, Module, ReLU, Sequential, StateDict,
 };
-use thalweg_nn::optim::Ema;
+use thalweg_nn::optim::{Adam, AdamOptions, Ema};
 use thalweg_runtime::{Device, Environment, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
@@ -155,6 +155,18 @@ fn modules_move_between_devices() -> Result<()> {
     let y = layer.forward(&Tensor::ones(&[3], DType::F32, &devices[1])?)?;
     y.sum(&[], false)?.backward()?;
     assert_eq!(layer.weight.grad().expect("a leaf").to_vec::<f32>()?, [1.0; 6]);
+    // So do the states of an optimizer, to its parameters.
+    let mut optimizer = Adam::new(layer.parameters(), AdamOptions::default())?;
+    optimizer.step()?;
+    let mut saved = optimizer.state_dict();
+    let states = saved.state.values_mut().flat_map(|states| states.values_mut());
+    states.into_iter().try_for_each(|state| state.to_device(&devices[0]).map(|moved| *state = moved))?;
+    optimizer.load_state_dict(&saved)?;
+    let loaded = &optimizer.state_dict().state[&0]["exp_avg"];
+    assert_eq!(
+        (loaded.device(), loaded.to_vec::<f32>()?),
+        (&devices[1], saved.state[&0]["exp_avg"].to_vec()?)
+    );
     Ok(())
 }
 
