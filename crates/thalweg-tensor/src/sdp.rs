@@ -190,6 +190,12 @@ pub fn attention(
     )
 }
 
+/// Calls a function in which [`SdpBackend::Math`] takes at most this number of scores at a time, for tests.
+#[doc(hidden)]
+pub fn in_pieces_of<T>(most: usize, function: impl FnOnce() -> T) -> T {
+    attention_in_pieces::in_pieces_of(most, function)
+}
+
 /// Returns attention of one query per head by its own kernel, a form of [`SdpBackend::Flash`] that takes a mask of truth values
 /// and float32, too, and has no gradient; `None` if that kernel does not support the call.
 pub fn one_query_attention(

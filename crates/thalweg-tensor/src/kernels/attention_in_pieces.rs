@@ -1,12 +1,13 @@
 //! Attention by products and one loop, a piece of the scores at a time: [`SdpBackend::Math`](crate::sdp::SdpBackend::Math).
 //!
-//! A piece is some entries of the batch, some heads of one, or some queries of one head, with at most [`MOST_SCORES`] scores. Its scores are a
+//! A piece is some entries of the batch, some heads of one, or some queries of one head, with at most `MOST_SCORES` scores. Its scores are a
 //! product, its weights one loop (mask and softmax), its results another product. The gradient keeps queries, keys, values and mask,
 //! and computes the weights of each piece again, so that the scores of a call are never stored.
 //!
 //! With dropout it also keeps seed and offset of the generator, and which weights were dropped is drawn again, as in the fused kernels
 //! ([`Dropout`]).
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -21,14 +22,33 @@ use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::no_grad;
 use crate::tensor::{Tensor, Tensors};
 
-/// The number of scores of a piece: 32 MiB of 32-bit floats, which stay in the L2 of large GPUs from one kernel to the next.
-const MOST_SCORES: usize = 1 << 23;
+thread_local! {
+    /// The greatest number of scores of a piece, by default 32 MiB of 32-bit floats, which stay in the L2 of large GPUs from one kernel to
+    /// the next.
+    static MOST_SCORES: Cell<usize> = const { Cell::new(1 << 23) };
+}
 
-/// A part of the scores: entries of the batch, heads of keys, and queries.
+/// Calls a function in which the pieces of this thread have another greatest number of scores.
+pub(crate) fn in_pieces_of<T>(most: usize, function: impl FnOnce() -> T) -> T {
+    struct Restored(usize);
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            MOST_SCORES.set(self.0);
+        }
+    }
+    let _restored = Restored(MOST_SCORES.replace(most));
+    function()
+}
+
+/// The least number of queries of a piece with the mask of a triangle, unless it would have too many scores.
+const LEAST_QUERIES: usize = 128;
+
+/// A part of the scores: entries of the batch, heads of keys, queries, and the number of keys that those see.
 struct Piece {
     batch: Range<usize>,
     heads: Range<usize>,
     queries: Range<usize>,
+    keys: usize,
 }
 
 /// The operands of a call: queries (batch, heads, queries, features), keys and values (batch, fewer heads, keys, features), and masks that
@@ -38,7 +58,7 @@ struct Operands {
     key: Tensor,
     value: Tensor,
     mask: Option<Tensor>,
-    /// Which weights dropout keeps, and the factor of those.
+    /// The weights that dropout keeps, as truth values, and the factor of those.
     kept: Option<(Tensor, f64)>,
     options: Options,
     label: Label,
@@ -77,32 +97,44 @@ impl Operands {
         Ok(Self { query: query.clone(), key: key.clone(), value: value.clone(), mask, kept, options, label })
     }
 
-    /// Returns the pieces: those of one range of heads follow one another.
+    /// Returns the number of keys that the queries before a place see.
+    fn keys_before(&self, query: usize) -> usize {
+        let keys = self.key.shape()[2];
+        if self.options.is_causal { keys.min(query) } else { keys }
+    }
+
+    /// Returns the pieces: those of one range of heads follow one another, the last queries first.
     fn pieces(&self, most: usize) -> Vec<Piece> {
         let &[batch, heads, queries, _] = self.query.shape() else { return Vec::new() };
-        let (kv_heads, keys) = (self.key.shape()[1], self.key.shape()[2].max(1));
-        let shared = heads / kv_heads;
-        let of_query = (shared * keys).max(1);
+        let kv_heads = self.key.shape()[1];
+        let of_query = (heads / kv_heads * self.key.shape()[2]).max(1);
+        // Of many queries the first see few keys only.
+        let rows = if self.options.is_causal { queries.div_ceil(8).max(LEAST_QUERIES) } else { queries };
+        let rows = (most / of_query).clamp(1, rows.clamp(1, queries.max(1)));
         let ranges = |count: usize, step: usize| {
             let step = step.clamp(1, count.max(1));
             (0..count).step_by(step).map(move |first| first..count.min(first + step))
         };
-        let of_head = of_query * queries.max(1);
+        let of_head = of_query * rows;
         let of_entry = of_head * kv_heads;
         let mut pieces = Vec::new();
-        for entries in ranges(batch, most / of_entry) {
-            let step = if of_entry <= most { kv_heads } else { most / of_head };
-            for some in ranges(kv_heads, step) {
-                let rows = if of_head <= most { queries } else { most / of_query };
-                for queries in ranges(queries, rows) {
-                    pieces.push(Piece { batch: entries.clone(), heads: some.clone(), queries });
+        for batch in ranges(batch, most / of_entry) {
+            for heads in ranges(kv_heads, if of_entry <= most { kv_heads } else { most / of_head }) {
+                for queries in ranges(queries, rows).rev() {
+                    let (batch, heads, keys) = (batch.clone(), heads.clone(), self.keys_before(queries.end));
+                    pieces.push(Piece { batch, heads, queries, keys });
                 }
             }
         }
         pieces
     }
 
-    /// Returns the part of a tensor with the shape of the queries or of the scores that belongs to a piece.
+    /// Returns the part of a tensor with the shape of the scores that belongs to a piece.
+    fn part_of_scores(&self, tensor: &Tensor, piece: &Piece) -> Result<Tensor> {
+        narrowed(&self.part(tensor, piece)?, 3, &(0..piece.keys))
+    }
+
+    /// Returns the part of a tensor with the shape of the queries that belongs to a piece.
     fn part(&self, tensor: &Tensor, piece: &Piece) -> Result<Tensor> {
         let shared = self.query.shape()[1] / self.key.shape()[1];
         let heads = piece.heads.start * shared..piece.heads.end * shared;
@@ -124,7 +156,7 @@ impl Operands {
     /// Returns the weights of a piece, (batch, heads, queries, keys), before dropout, of scaled queries.
     fn weights(&self, piece: &Piece, queries: &Tensor, keys: &Tensor) -> Result<Tensor> {
         let scores = queries.bmm(&keys.transpose(-2, -1)?)?;
-        let (count, rows) = (self.key.shape()[2], piece.queries.len());
+        let (count, rows) = (piece.keys, piece.queries.len());
         let heads = piece.heads.len() * self.query.shape()[1] / self.key.shape()[1];
         let scores = scores.reshape(&[piece.batch.len(), heads, rows, count])?;
         let softmax = |operator: &'static Operator, tensors: &[&Tensor]| -> Result<Tensor> {
@@ -135,7 +167,7 @@ impl Operands {
             Ok(operator.call(&arguments, None, self.label)?.swap_remove(0))
         };
         if let Some(mask) = &self.mask {
-            let mask = self.part(mask, piece)?;
+            let mask = self.part_of_scores(mask, piece)?;
             return softmax(built_in!("thalweg::masked_softmax")?, &[&scores, &mask]);
         }
         if !self.options.is_causal {
@@ -155,7 +187,7 @@ impl Operands {
     /// Returns weights, or their gradient, without what dropout drops.
     fn kept(&self, weights: Tensor, piece: &Piece) -> Result<Tensor> {
         match &self.kept {
-            Some((kept, _)) => weights.mul(&self.part(kept, piece)?),
+            Some((kept, _)) => weights.mul(&self.part_of_scores(kept, piece)?),
             None => Ok(weights),
         }
     }
@@ -172,13 +204,13 @@ impl Operands {
     }
 
     /// Returns the result.
-    fn results(&self, most: usize) -> Result<Tensor> {
+    fn results(&self) -> Result<Tensor> {
         let result = rows_like(&self.query, self.value.shape()[3])?;
         if self.has_no_scores() {
             result.fill_(0.0)?;
             return Ok(result);
         }
-        for piece in self.pieces(most) {
+        for piece in self.pieces(MOST_SCORES.get()) {
             self.part(&result, &piece)?.copy_(&self.result_of(&piece)?)?;
         }
         Ok(result)
@@ -198,34 +230,32 @@ impl Operands {
     /// Returns all scores as one piece.
     fn whole(&self) -> Piece {
         let (queries, keys) = (self.query.shape(), self.key.shape());
-        Piece { batch: 0..queries[0], heads: 0..keys[1], queries: 0..queries[2] }
+        Piece { batch: 0..queries[0], heads: 0..keys[1], queries: 0..queries[2], keys: keys[2] }
     }
 
     /// Returns the heads of keys or values of a piece as matrices.
     fn flat(&self, tensor: &Tensor, piece: &Piece) -> Result<Tensor> {
-        let part = self.part_of_keys(tensor, piece)?;
+        let part = narrowed(&self.part_of_keys(tensor, piece)?, 2, &(0..piece.keys))?;
         let &[batch, heads, rows, features] = part.shape() else { unreachable!("of four dimensions") };
         part.reshape(&[batch * heads, rows, features])
     }
 
     /// Returns the gradients of queries, keys and values, and that of all scores before the scale if it is wanted, for which all scores
     /// are one piece.
-    fn gradients(
-        &self,
-        gradient: &Tensor,
-        most: usize,
-        of_scores: bool,
-    ) -> Result<([Tensor; 3], Option<Tensor>)> {
+    fn gradients(&self, gradient: &Tensor, of_scores: bool) -> Result<([Tensor; 3], Option<Tensor>)> {
         let like = |tensor: &Tensor| rows_like(tensor, tensor.shape()[3]);
         let made = [like(&self.query)?, like(&self.key)?, like(&self.value)?];
         if self.has_no_scores() {
             made.iter().try_for_each(|one| one.fill_(0.0))?;
             return Ok((made, None));
         }
+        if self.keys_before(self.query.shape()[2]) < self.key.shape()[2] {
+            made[1..].iter().try_for_each(|one| one.fill_(0.0))?;
+        }
         let mut all_scores = None;
-        // The sums over the queries of one range of heads.
+        // The sums over queries of one range of heads, for the keys that earlier queries see.
         let mut sums: Option<[Tensor; 2]> = None;
-        for piece in self.pieces(if of_scores { usize::MAX } else { most }) {
+        for piece in self.pieces(if of_scores { usize::MAX } else { MOST_SCORES.get() }) {
             let queries = self.matrices(&self.part(&self.query, &piece)?, &piece)?;
             let queries = queries.mul_scalar(self.options.scale)?;
             let (keys, values) = (self.flat(&self.key, &piece)?, self.flat(&self.value, &piece)?);
@@ -238,17 +268,26 @@ impl Operands {
             let flat = self.matrices(&scores, &piece)?;
             let place = self.part(&made[0], &piece)?;
             place.copy_(&flat.bmm(&keys)?.mul_scalar(self.options.scale)?.reshape(place.shape())?)?;
-            let own = [flat.transpose(-2, -1)?.bmm(&queries)?, used.transpose(-2, -1)?.bmm(&rows)?];
-            let sum = match sums.take() {
-                Some([of_keys, of_values]) => [of_keys.add(&own[0])?, of_values.add(&own[1])?],
-                None => own,
+            let later = sums.take();
+            let sum = |place: usize, left: &Tensor, right: &Tensor| {
+                let left = left.transpose(-2, -1)?;
+                match &later {
+                    Some(later) => later[place].baddbmm(&left, right),
+                    None => left.bmm(right),
+                }
             };
-            if piece.queries.end < self.query.shape()[2] {
-                sums = Some(sum);
-            } else {
-                let places = [self.part_of_keys(&made[1], &piece)?, self.part_of_keys(&made[2], &piece)?];
-                places[0].copy_(&sum[0].reshape(places[0].shape())?)?;
-                places[1].copy_(&sum[1].reshape(places[1].shape())?)?;
+            let own = [sum(0, &flat, &queries)?, sum(1, &used, &rows)?];
+            // No query before these sees the last of their keys.
+            let left = if piece.queries.start == 0 { 0 } else { self.keys_before(piece.queries.start) };
+            if left < piece.keys {
+                for (sum, made) in own.iter().zip(&made[1..]) {
+                    let place = narrowed(&self.part_of_keys(made, &piece)?, 2, &(left..piece.keys))?;
+                    place.copy_(&narrowed(sum, 1, &(left..piece.keys))?.reshape(place.shape())?)?;
+                }
+            }
+            if left > 0 {
+                let [of_keys, of_values] = &own;
+                sums = Some([narrowed(of_keys, 1, &(0..left))?, narrowed(of_values, 1, &(0..left))?]);
             }
             all_scores = of_scores.then_some(scores);
         }
@@ -293,7 +332,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
         let tensors = [0, 1, 2].map(|place| call.tensor(place));
         let optional = [call.optional_tensor(3), call.optional_tensor(4)];
         let operands = Operands::new(tensors, optional, options_of(call), call.label)?;
-        Ok([operands.results(MOST_SCORES)?].into_iter().collect())
+        Ok([operands.results()?].into_iter().collect())
     })
 }
 
@@ -315,7 +354,7 @@ pub(crate) static GRADIENT: Formula = Formula {
             return call.recorded(&[operands.result_of(&operands.whole())?], &tensors);
         }
         let of_mask = has_mask && call.wants(3);
-        let (gradients, of_scores) = operands.gradients(&call.gradient()?, MOST_SCORES, of_mask)?;
+        let (gradients, of_scores) = operands.gradients(&call.gradient()?, of_mask)?;
         call.each(|place| match (place, mask, &of_scores) {
             (3, Some(mask), Some(scores)) => {
                 scores.sum_to_shape(mask.shape())?.to_dtype(mask.dtype()).map(Some)
@@ -435,86 +474,5 @@ impl Sizes {
             _ => tensor.expand(&shape)?,
         };
         tensor.reshape(&[self.entries.iter().product(), heads, end[0], end[1]])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use thalweg_runtime::Device;
-
-    use super::*;
-
-    fn values(shape: &[usize], device: &Device, seed: usize) -> Result<Tensor> {
-        let count: usize = shape.iter().product();
-        let list: Vec<f64> = (0..count).map(|at| ((at * 7 + seed * 13) as f64 * 0.37).sin()).collect();
-        Tensor::from_slice(&list, shape, device)
-    }
-
-    /// Returns the largest distance of elements.
-    fn distance(one: &Tensor, other: &Tensor) -> Result<f64> {
-        assert_eq!(one.shape(), other.shape());
-        let (one, other) = (one.contiguous()?.to_vec::<f64>()?, other.contiguous()?.to_vec::<f64>()?);
-        Ok(one.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max))
-    }
-
-    #[test]
-    fn pieces_of_any_size_agree_with_operators() -> Result<()> {
-        let device = Device::sim(0)?;
-        for seed in 0..40 {
-            let of = |step: usize, count: usize| 1 + (seed * 31 / step) % count;
-            let (batch, kv_heads, shared) = (of(1, 3), of(2, 3), of(5, 2));
-            let (queries, keys, features, width) = (of(3, 6), of(7, 6), of(4, 4), of(6, 5));
-            let heads = kv_heads * shared;
-            let query = values(&[batch, queries, heads, features], &device, seed)?.transpose(1, 2)?;
-            let key = values(&[batch, kv_heads, keys, features], &device, seed + 1)?;
-            let value = values(&[batch, kv_heads, keys, width], &device, seed + 2)?;
-            let gradient = values(&[batch, heads, queries, width], &device, seed + 3)?;
-            let mask = match seed % 4 {
-                0 => Some(values(&[heads, queries, keys], &device, seed + 4)?.gt(&Tensor::full(
-                    &[],
-                    -0.3,
-                    DType::F64,
-                    &device,
-                )?)?),
-                1 => Some(values(&[batch, 1, 1, keys], &device, seed + 4)?),
-                _ => None,
-            };
-            let options = Options { is_causal: seed % 4 == 2, scale: 0.7, ..Options::NONE };
-            let label = Label::here("attention");
-            let operands = Operands::new([&query, &key, &value], [mask.as_ref(), None], options, label)?;
-            let trained: Vec<Tensor> = [&query, &key, &value]
-                .into_iter()
-                .chain(mask.as_ref().filter(|mask| mask.dtype() == DType::F64))
-                .map(|tensor| tensor.detach().requires_grad_())
-                .collect::<Result<_>>()?;
-            let recorded_mask = trained.get(3).or(mask.as_ref());
-            let recorded = Operands::new(
-                [&trained[0], &trained[1], &trained[2]],
-                [recorded_mask, None],
-                options,
-                label,
-            )?;
-            let result = recorded.result_of(&recorded.whole())?;
-            result.mul(&gradient)?.sum(&[], false)?.backward()?;
-            let expected: Vec<Tensor> = trained.iter().filter_map(Tensor::grad).collect();
-            let result = result.detach();
-            for most in [1, 5, 17, 60, usize::MAX] {
-                let case = format!("seed {seed}, pieces of {most}");
-                assert!(distance(&operands.results(most)?, &result)? < 1e-12, "{case}");
-                let (found, _) = operands.gradients(&gradient, most, false)?;
-                for (one, other) in found.iter().zip(&expected) {
-                    assert!(distance(one, other)? < 1e-12, "{case}");
-                }
-            }
-            let (_, of_scores) = operands.gradients(&gradient, 1, true)?;
-            if let (Some(mask), Some(of_scores)) = (mask.filter(|mask| mask.dtype() == DType::F64), of_scores)
-            {
-                assert!(
-                    distance(&of_scores.sum_to_shape(mask.shape())?, &expected[3])? < 1e-12,
-                    "seed {seed}"
-                );
-            }
-        }
-        Ok(())
     }
 }
