@@ -152,7 +152,7 @@ pub struct Node {
     pub(crate) stream: Stream,
     /// The gradient that a leaf keeps, in a leaf's node.
     pub(crate) kept: Option<Arc<KeptGradient>>,
-    /// What the gradients must be, in the node of a program's own function.
+    /// The properties that gradients must have, in the node of a program's own function.
     pub(super) expected: Option<Expected>,
     /// Whether a compiled function recorded the node: its backward function is compiled, too.
     pub(super) is_compiled: bool,
