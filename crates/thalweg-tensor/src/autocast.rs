@@ -54,7 +54,7 @@ thread_local! {
     /// The options of the innermost region of this thread.
     static CURRENT: Cell<Option<AutocastOptions>> = const { Cell::new(None) };
     static DEPTH: Cell<usize> = const { Cell::new(0) };
-    /// For each region of this thread, what was outside it.
+    /// For each region of this thread, the state outside it.
     static OUTSIDE: Replaced<Outside> = const { nothing_replaced() };
     /// Casts of leaves, by the leaf and the dtype. The leaf is kept alive too, so that its address is not reused.
     static CASTS: RefCell<FxHashMap<(usize, DType), CastOfLeaf>> = RefCell::default();
