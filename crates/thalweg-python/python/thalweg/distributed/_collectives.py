@@ -138,10 +138,8 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
 
 def all_gather_coalesced(output_tensor_lists, input_tensor_list, group=None, async_op=False):
     """Copies several tensors of all ranks into lists."""
-    own = _group("all_gather_coalesced", group)
     for place, tensor in enumerate(input_tensor_list):
-        for output, source in zip(output_tensor_lists, own.tensors(tensor, "all_gather_coalesced")):
-            _put(output[place], source)
+        all_gather([outputs[place] for outputs in output_tensor_lists], tensor, group)
     return _done(async_op, output_tensor_lists)
 
 

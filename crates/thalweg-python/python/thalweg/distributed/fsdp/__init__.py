@@ -15,7 +15,7 @@ from ...utils.hooks import RemovableHandle
 from .. import _check, get_process_group_ranks
 from .._placements import Replicate, Shard
 from ..tensor import DTensor
-from ..tensor._placing import part_of
+from ..tensor._placing import padded, part_of
 from ._units import Unit
 
 __all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard", "register_fsdp_forward_method"]
@@ -104,12 +104,12 @@ class ShardedParameter(Parameter, DTensor):
         shape = self._shape_in_group(number) or [1]
         rows = -(-shape[placement.dim] // group.size())
         from .._functional_collectives import gathered
-        return gathered(_padded(part, placement.dim, rows), placement.dim, group).narrow(placement.dim, 0, shape[placement.dim])
+        return gathered(padded(part, placement.dim, rows), placement.dim, group).narrow(placement.dim, 0, shape[placement.dim])
 
     def _padded(self):
         """Returns this rank's rows, with more below them if other ranks have more."""
         rows = -(-(self._shape_in_group() or [1])[0] // self._parts[-1][1].size())
-        return _padded(self.data, 0, rows)
+        return padded(self.data, 0, rows)
 
     def _padded_gradient(self, gradient, dtype, ranks):
         """Returns the gradient of the entire parameter with rows below it, so that the ranks' parts have equal sizes. No gradient is zeros."""
@@ -117,7 +117,7 @@ class ShardedParameter(Parameter, DTensor):
         rows = -(-shape[0] // ranks) * ranks
         if gradient is None:
             return _core.zeros([rows, *shape[1:]], dtype=dtype, device=self.device)
-        return _padded(gradient.reshape(shape), 0, rows).contiguous()
+        return padded(gradient.reshape(shape), 0, rows).contiguous()
 
     def _take_gradient(self, rows):
         """Adds this rank's rows of a reduced gradient to the gradient."""
@@ -181,12 +181,6 @@ def sum_over(parameter, group):
     from .._functional_collectives import reduced
     parameter.__dict__["_sum_over"] = group
     parameter.register_hook(lambda gradient: reduced(gradient, "sum", group))
-
-
-def _padded(part, dim, rows):
-    """Returns a rank's part of a dimension with zeros below it, as large as the parts of the other ranks."""
-    missing = rows - part.shape[dim]
-    return _core.cat([part, part.new_zeros([*part.shape[:dim], missing, *part.shape[dim + 1:]])], dim) if missing else part
 
 
 def _registered(hooks, hook):
