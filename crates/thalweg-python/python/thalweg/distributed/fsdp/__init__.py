@@ -259,8 +259,12 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
                 for one in module]
     if mesh is not None and mesh.ndim > 2:
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
-    replicas = mesh.get_group(0) if group is None and mesh is not None and mesh.ndim == 2 else None
-    group = group or (mesh.get_group(mesh.ndim - 1) if mesh is not None else _check("fully_shard"))
+    if group is not None:
+        group, replicas = group
+    elif mesh is not None:
+        group, replicas = mesh.get_group(mesh.ndim - 1), mesh.get_group(0) if mesh.ndim == 2 else None
+    else:
+        group, replicas = _check("fully_shard"), None
     mesh = mesh if mesh is not None else _mesh_of(group)
     ignored, known = set(map(id, ignored_params or ())), {}
     waiting = [module]
