@@ -115,8 +115,8 @@ class _Gather(Function):
     """The node of a unit's entire parameters. Its backward pass reduces their gradients."""
 
     @staticmethod
-    def forward(ctx, unit, entire, *rows):
-        ctx.unit, ctx.recorded = unit, _Recorded(unit)
+    def forward(ctx, unit, entire, *trained):
+        ctx.unit, ctx.trained, ctx.recorded = unit, trained, _Recorded(unit)
         ctx.set_materialize_grads(False)
         return tuple(entire)
 
@@ -124,7 +124,7 @@ class _Gather(Function):
     def backward(ctx, *gradients):
         unit = ctx.unit
         ctx.recorded.over()
-        unit.reduce(gradients)
+        unit.reduce(ctx.trained, gradients)
         if unit.reshards_after_backward:
             unit.reshard()
         # The parameters get their gradients when the reduction is complete.
@@ -259,8 +259,6 @@ class Unit:
         parameters, entire = self.parameters(), self.gathered()
         if not _core.is_grad_enabled():
             return entire
-        if _is_in_backward():
-            return [tensor.detach().requires_grad_(parameter.requires_grad) for parameter, tensor in zip(parameters, entire)]
         found = iter(())
         if any(parameter.requires_grad for parameter in parameters):
             trained = [(parameter, tensor) for parameter, tensor in zip(parameters, entire) if parameter.requires_grad]
@@ -316,9 +314,8 @@ class Unit:
             if self.reshards_after_forward and not _is_in_backward():
                 self.reshard()
 
-    def reduce(self, gradients):
+    def reduce(self, trained, gradients):
         """Begins to reduce the gradients of entire parameters, or keeps them for a later pass."""
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         ranks, outputs, inputs, reduced = self.group.size(), [], [], []
         with no_grad():
             for parameter, gradient in zip(trained, gradients):
