@@ -106,19 +106,6 @@ class ShardedParameter(Parameter, DTensor):
         from .._functional_collectives import gathered
         return gathered(padded(part, placement.dim, rows), placement.dim, group).narrow(placement.dim, 0, shape[placement.dim])
 
-    def _padded(self):
-        """Returns this rank's rows, with more below them if other ranks have more."""
-        rows = -(-(self._shape_in_group() or [1])[0] // self._parts[-1][1].size())
-        return padded(self.data, 0, rows)
-
-    def _padded_gradient(self, gradient, dtype, ranks):
-        """Returns the gradient of the entire parameter with rows below it, so that the ranks' parts have equal sizes. No gradient is zeros."""
-        shape = self._shape_in_group() or [1]
-        rows = -(-shape[0] // ranks) * ranks
-        if gradient is None:
-            return _core.zeros([rows, *shape[1:]], dtype=dtype, device=self.device)
-        return padded(gradient.reshape(shape), 0, rows).contiguous()
-
     def _take_gradient(self, rows):
         """Adds this rank's rows of a reduced gradient to the gradient."""
         if "_sum_over" in self.__dict__:
