@@ -81,7 +81,7 @@ class _IndependentConstraint(Constraint):
         count = self.reinterpreted_batch_ndims
         if result.dim() < count:
             raise ValueError(f"Expected value.dim() >= {self.base_constraint.event_dim + count} but got {value.dim()}")
-        return result.reshape(result.shape[:result.dim() - count] + (-1,)).all(-1) if count else result
+        return result.flatten(-count).all(-1) if count else result
 
     def __repr__(self):
         return f"IndependentConstraint({self.base_constraint!r}, {self.reinterpreted_batch_ndims})"
@@ -339,7 +339,7 @@ class _Stack(Constraint):
 
     def check(self, value):
         """Returns whether each part is in its set."""
-        return _core.stack([one.check(value.select(self.dim, place)) for place, one in enumerate(self.cseq)], self.dim)
+        return _core.stack([one.check(part) for one, part in zip(self.cseq, value.unbind(self.dim))], self.dim)
 
 
 def _eps(value):
