@@ -159,3 +159,17 @@ def test_slices_without_dimensions_and_what_draws_nothing():
     for function in (lambda x: x.renorm(2, 0, 1.0), lambda x: th.norm_except_dim(x, 2, 1), lambda x: F.dropout(x, 0.5, training=False), lambda x: F.dropout(x, 0.0)):
         close(vmap(function)(rows), th.stack([function(row) for row in rows]))
     close(vmap(vmap(lambda x: th.trapezoid(x, dim=0)))(rows), th.trapezoid(rows, dim=2))
+
+
+def test_calls_with_values_of_attributes():
+    class Scaled(th.nn.Linear):
+        scale = 2.0
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+    net = Scaled(1, 1, bias=False)
+    weight, x = th.ones(1, 1), th.ones(1, 1)
+    assert functional_call(net, {"weight": weight, "scale": 3.0}, x).item() == 3 and functional_call(net, {"weight": weight}, x).item() == 2
+    assert "scale" not in vars(net)
+    with raises(RuntimeError, "Unexpected key(s): 'scale'"):
+        functional_call(net, {"weight": weight, "scale": 3.0}, x, strict=True)
