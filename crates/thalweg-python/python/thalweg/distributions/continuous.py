@@ -477,6 +477,8 @@ class ContinuousBernoulli(_OfProbability, ExponentialFamily):
         return _core.where(self._is_outside(), exact, value)
 
     def cdf(self, value):
+        if self._validate_args:
+            self._validate_sample(value)
         cut = self._cut()
         exact = (cut**value * (1 - cut) ** (1 - value) + cut - 1) / (2 * cut - 1)
         inner = _core.where(self._is_outside(), exact, value)
