@@ -252,6 +252,68 @@ impl _Communicator {
         })
     }
 
+    /// Submits a gather for each pair of an output and an input, all as one.
+    fn all_gather_coalesced(
+        &self,
+        py: Python<'_>,
+        outputs: Vec<Bound<'_, PyTensor>>,
+        inputs: Vec<Bound<'_, PyTensor>>,
+    ) -> PyResult<_Work> {
+        let (outputs, inputs) = (inner(&outputs), inner(&inputs));
+        self.submit(py, |group| {
+            let mut all = group.coalescing();
+            outputs.iter().zip(&inputs).try_for_each(|(output, input)| all.all_gather_into_tensor(output, input))?;
+            all.submit()
+        })
+    }
+
+    /// Submits a reduction whose parts are scattered for each pair of an output and an input, all as one.
+    fn reduce_scatter_coalesced(
+        &self,
+        py: Python<'_>,
+        outputs: Vec<Bound<'_, PyTensor>>,
+        inputs: Vec<Bound<'_, PyTensor>>,
+        op: Operation,
+    ) -> PyResult<_Work> {
+        let (outputs, inputs, op) = (inner(&outputs), inner(&inputs), operation(&op)?);
+        self.submit(py, |group| {
+            let mut all = group.coalescing();
+            let mut pairs = outputs.iter().zip(&inputs);
+            pairs.try_for_each(|(output, input)| all.reduce_scatter_tensor(output, input, op))?;
+            all.submit()
+        })
+    }
+
+    /// Submits a reduction of each tensor, all as one.
+    fn all_reduce_coalesced(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<Bound<'_, PyTensor>>,
+        op: Operation,
+    ) -> PyResult<_Work> {
+        let (tensors, op) = (inner(&tensors), operation(&op)?);
+        self.submit(py, |group| {
+            let mut all = group.coalescing();
+            tensors.iter().try_for_each(|tensor| all.all_reduce(tensor, op))?;
+            all.submit()
+        })
+    }
+
+    /// Submits copies of each tensor of one rank to all, as one.
+    fn broadcast_coalesced(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<Bound<'_, PyTensor>>,
+        src: u32,
+    ) -> PyResult<_Work> {
+        let tensors = inner(&tensors);
+        self.submit(py, |group| {
+            let mut all = group.coalescing();
+            tensors.iter().try_for_each(|tensor| all.broadcast(tensor, src))?;
+            all.submit()
+        })
+    }
+
     /// Submits sends (`true`) and receives, each with the other rank, as one.
     fn exchange(&self, py: Python<'_>, list: Vec<(bool, Bound<'_, PyTensor>, u32)>) -> PyResult<_Work> {
         let list: Vec<_> =

@@ -312,6 +312,29 @@ fn _clip_grad_norm<'py>(
     PyTensor::object(py, run(py, || thalweg::optim::clip_grad_norm_(&parameters, max_norm, norm_type))?)
 }
 
+/// Returns the norm of all tensors taken together.
+#[pyfunction]
+fn _total_norm<'py>(
+    py: Python<'py>,
+    list: Vec<Bound<'py, PyTensor>>,
+    norm_type: f64,
+) -> PyResult<Bound<'py, PyTensor>> {
+    let list = tensors(&list);
+    PyTensor::object(py, run(py, || thalweg::optim::get_total_norm(&list, norm_type))?)
+}
+
+/// Scales gradients whose norm is known so that it is at most a given number.
+#[pyfunction]
+fn _clip_grads_with_norm(
+    py: Python<'_>,
+    parameters: Vec<Bound<'_, PyTensor>>,
+    max_norm: f64,
+    total_norm: &Bound<'_, PyTensor>,
+) -> PyResult<()> {
+    let (parameters, norm) = (tensors(&parameters), total_norm.tensor());
+    run(py, || thalweg::optim::clip_grads_with_norm_(&parameters, max_norm, &norm))
+}
+
 /// Clamps gradients to ± a number.
 #[pyfunction]
 fn _clip_grad_value(py: Python<'_>, parameters: Vec<Bound<'_, PyTensor>>, clip_value: f64) -> PyResult<()> {
@@ -323,6 +346,6 @@ fn _clip_grad_value(py: Python<'_>, parameters: Vec<Bound<'_, PyTensor>>, clip_v
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<_FusedOptimizer>()?;
     module.add_class::<_GradientScaler>()?;
-    functions![module; _optimizers, _clip_grad_norm, _clip_grad_value];
+    functions![module; _optimizers, _clip_grad_norm, _total_norm, _clip_grads_with_norm, _clip_grad_value];
     Ok(())
 }

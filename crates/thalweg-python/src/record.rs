@@ -6,11 +6,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyDict, PyTuple, PyType};
 use thalweg::Tensor;
 use thalweg::autograd::{
     Backward, CheckpointOptions, Explain, Gradients, Saved, SavedPlace, SavedTensorsRegion, checkpoint_with,
-    enter_saved_tensors_hooks, record_function_of_any,
+    enter_saved_tensors_hooks, enter_saved_tensors_hooks_for, record_function_of_any,
 };
 use thalweg_lock::Mutex;
 
@@ -213,10 +213,20 @@ struct _SavedTensorsRegion(Cell<Option<SavedTensorsRegion>>);
 
 #[pymethods]
 impl _SavedTensorsRegion {
+    /// Begins a region. With `of_storages`, whose keys are identities of storages, the hooks are for tensors over those, and other
+    /// tensors are saved as outside the region.
     #[new]
-    fn new(pack: Py<PyAny>, unpack: Py<PyAny>) -> Self {
+    #[pyo3(signature = (pack, unpack, of_storages=None))]
+    fn new(pack: Py<PyAny>, unpack: Py<PyAny>, of_storages: Option<Py<PyDict>>) -> Self {
         let (packed, unpacked) = saved_hooks(pack, unpack);
-        Self(Cell::new(Some(enter_saved_tensors_hooks(packed, unpacked))))
+        let Some(storages) = of_storages else {
+            return Self(Cell::new(Some(enter_saved_tensors_hooks(packed, unpacked))));
+        };
+        let chosen = move |tensor: &Tensor| {
+            let is_chosen = call_python(|py| storages.bind(py).contains(tensor.storage_identity()))?;
+            is_chosen.then(|| packed(tensor)).transpose()
+        };
+        Self(Cell::new(Some(enter_saved_tensors_hooks_for(chosen, unpacked))))
     }
 
     /// Ends the region.

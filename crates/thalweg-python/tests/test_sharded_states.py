@@ -121,6 +121,76 @@ def test_modules_without_memory_and_computed_again():
             close(gradient, parameter.grad.tolist(), 1e-5)
 
 
+class Layer(nn.Module):
+    """A layer that computes a part of itself again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.scale = nn.Linear(3, 5), nn.Linear(5, 3, bias=False), nn.Parameter(th.ones(()) * 0.5)
+
+    def forward(self, x):
+        from thalweg.utils.checkpoint import checkpoint
+        return x + self.second(checkpoint(lambda x: self.first(x).tanh(), x, use_reentrant=False)) * self.scale
+
+
+def layers():
+    made = nn.Sequential(nn.Linear(4, 3), Layer(), Layer(), nn.Linear(3, 2))
+    for place, parameter in enumerate(made.parameters()):
+        parameter.data.copy_((th.arange(float(parameter.numel())) * 0.7 + place).sin().view(parameter.shape))
+    return made
+
+
+def freed_between_passes(rank, ranks):
+    from thalweg.utils.checkpoint import checkpoint
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts")) if ranks == 4 else None
+    module = layers()
+    for layer in module[1:3]:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    units, seen = [module._unit, module[1]._unit, module[2]._unit], []
+    module[2].first.register_forward_pre_hook(lambda *_: seen.append([unit._entire is not None for unit in units]))
+    kept = []
+    with th.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor):
+        result = module(X[rank::ranks])
+    # No entire parameter is saved, and each is freed after its layer's pass, but for those of the outermost module.
+    assert not {(3, 4), (5, 3), (3, 5)} & set(kept), kept
+    assert seen == [[True, False, True]] and not module[1]._unit._entire and not module[2]._unit._entire
+    result.square().mean().backward()
+    assert not module._unit.context.entire and not any(unit._entire for unit in units)
+    first = [parameter.grad.full_tensor().tolist() for parameter in module.parameters()]
+    # Layers that are computed again entirely, with gradients that wait for a pass that reduces them.
+    module.zero_grad()
+    for is_last in (False, True):
+        module.set_requires_gradient_sync(is_last)
+        checkpoint(module, X[rank::ranks], use_reentrant=False).square().mean().backward()
+    return first, [parameter.grad.full_tensor().tolist() for parameter in module.parameters()]
+
+
+def test_entire_parameters_are_freed_between_passes():
+    module = layers()
+    module(X).square().mean().backward()
+    for ranks in (2, 4):
+        for first, twice in dist.run_ranks(freed_between_passes, ranks, (ranks,)):
+            for one, two, parameter in zip(first, twice, module.parameters()):
+                close(one, parameter.grad.tolist(), 1e-5)
+                close(two, (parameter.grad * 2).tolist(), 1e-5)
+
+
+def in_buckets(rank):
+    from thalweg.nn.parallel import DistributedDataParallel
+    module = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)), bucket_cap_mb=3e-5)
+    begun = []
+    module.module[0].weight.register_hook(lambda gradient: begun.append(module.reducer._pass.begun))
+    module(X[rank::2]).mean().backward()
+    return begun, [parameter.grad.tolist() for parameter in module.module.parameters()]
+
+
+def test_buckets_are_reduced_while_the_pass_runs():
+    (begun, first), (_, second) = dist.run_ranks(in_buckets, 2)
+    # The last layers' gradients were on their way before the first layer's was computed.
+    assert begun[0] >= 2 and first == second
+
+
 def divided_twice(rank):
     from thalweg.distributed.tensor import Replicate, Shard
     from thalweg.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module

@@ -106,6 +106,7 @@ pub(crate) use region::Region;
 pub use request::Request;
 pub(crate) use saved::freed;
 pub use saved::{
-    Saved, SavedPlace, SavedTensorsRegion, enter_saved_tensors_hooks, saved_tensors_hooks,
+    Saved, SavedPlace, SavedTensorsRegion, enter_saved_tensors_hooks, enter_saved_tensors_hooks_for,
+    saved_tensors_hooks,
     saved_tensors_hooks_for,
 };

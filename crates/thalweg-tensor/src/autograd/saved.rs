@@ -376,8 +376,19 @@ pub fn enter_saved_tensors_hooks<P: Send + Sync + 'static>(
     pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
     unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
 ) -> SavedTensorsRegion {
-    let _restore = Restore(put(&HOOKS, Some(packing(pack, unpack))));
-    SavedTensorsRegion { _restore, _not_send: PhantomData }
+    entered(packing(pack, unpack))
+}
+
+/// Begins a region with hooks like those of [`saved_tensors_hooks_for`], for code that cannot nest functions.
+pub fn enter_saved_tensors_hooks_for<P: Send + Sync + 'static>(
+    pack: impl Fn(&Tensor) -> Result<Option<P>> + Send + Sync + 'static,
+    unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
+) -> SavedTensorsRegion {
+    entered(packing_some(pack, unpack))
+}
+
+fn entered(pack: Pack) -> SavedTensorsRegion {
+    SavedTensorsRegion { _restore: Restore(put(&HOOKS, Some(pack))), _not_send: PhantomData }
 }
 
 /// Returns hooks that pack every tensor.
@@ -399,6 +410,14 @@ pub fn saved_tensors_hooks_for<P: Send + Sync + 'static, T>(
     unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
     function: impl FnOnce() -> T,
 ) -> T {
+    with_pack(packing_some(pack, unpack), function)
+}
+
+/// Returns hooks that pack some tensors, and leave the others to the hooks of the region that this thread is in.
+fn packing_some<P: Send + Sync + 'static>(
+    pack: impl Fn(&Tensor) -> Result<Option<P>> + Send + Sync + 'static,
+    unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
+) -> Pack {
     let (unpack, around) = (Arc::new(unpack), HOOKS.with_borrow(|hooks| (**hooks).clone()));
     let both = move |tensor: &Tensor| -> Result<Option<Unpack>> {
         let Some(packed) = pack(tensor)? else {
@@ -407,5 +426,5 @@ pub fn saved_tensors_hooks_for<P: Send + Sync + 'static, T>(
         let unpack = unpack.clone();
         Ok(Some(Arc::new(move || unpack(&packed))))
     };
-    with_pack(Arc::new(both), function)
+    Arc::new(both)
 }

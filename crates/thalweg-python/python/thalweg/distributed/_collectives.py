@@ -163,6 +163,52 @@ def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=Fal
 _all_gather_base = all_gather_into_tensor
 
 
+def gathered_together(outputs, inputs, group):
+    """Begins to copy several tensors of all ranks, each into one output, and returns the work."""
+    direct, _ = _direct(group, None, *outputs, *inputs) if outputs else (None, None)
+    if direct is not None:
+        return Work(between_gpus=direct.all_gather_coalesced(outputs, inputs))
+    found = group.exchange([packed(one) for one in inputs], "all_gather_coalesced") if group.size() > 1 else [[packed(one) for one in inputs]]
+    for output, *parts in zip(outputs, *found):
+        _put(output, _core.cat([unpacked(part, output.device) for part in parts]))
+    return Work()
+
+
+def scattered_together(outputs, inputs, group):
+    """Begins to give each rank its part of the means of several tensors, and returns the work."""
+    direct, operation = _direct(group, ReduceOp.AVG, *outputs, *inputs) if outputs else (None, None)
+    if direct is not None:
+        return Work(between_gpus=direct.reduce_scatter_coalesced(outputs, inputs, operation))
+    parts = [one.detach().reshape(group.size(), -1).unbind(0) for one in inputs]
+    found = group.exchange([[packed(part) for part in one] for one in parts], "reduce_scatter_coalesced") if group.size() > 1 else [
+        [[packed(one)] for one in inputs]]
+    for output, *ranks in zip(outputs, *found):
+        _put(output, reduced([unpacked(parts[group.rank()], output.device) for parts in ranks], ReduceOp.AVG))
+    return Work()
+
+
+def reduced_together(tensors, op, group):
+    """Begins to replace several tensors by the reductions over the ranks, and returns the work."""
+    direct, operation = _direct(group, op, *tensors) if tensors else (None, None)
+    if direct is not None:
+        return Work(between_gpus=direct.all_reduce_coalesced(tensors, operation))
+    for tensor, *ranks in zip(tensors, *group.exchange([packed(one) for one in tensors], "all_reduce_coalesced")):
+        _put(tensor, reduced([unpacked(one, tensor.device) for one in ranks], op))
+    return Work()
+
+
+def copied_together(tensors, group):
+    """Gives several tensors of all ranks the values of the group's first rank."""
+    direct, _ = _direct(group, None, *tensors) if tensors else (None, None)
+    if direct is not None:
+        return Work(between_gpus=direct.broadcast_coalesced(tensors, 0)).wait()
+    found = group.exchange([packed(one) for one in tensors] if group.rank() == 0 else None, "broadcast_coalesced")
+    if group.rank():
+        for tensor, value in zip(tensors, found[0]):
+            _put(tensor, unpacked(value, tensor.device))
+    return True
+
+
 def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):
     """Copies the tensors of all ranks into a list of one rank."""
     own = _group("gather", group)

@@ -7,22 +7,15 @@ import types
 from .. import _core
 from . import _scattering
 from ._data_parallel import DataParallel, data_parallel
+from ._reducer import Reducer
 from .module import Module
-
-
-class _Used:
-    """The gradients of a pass, which are reduced at its end."""
-
-    def __init__(self):
-        self.is_queued = False
 
 
 class DistributedDataParallel(Module):
     """A module whose gradients are the means over the ranks of a group.
 
-    The wrapped module is `module`, and the names in a `state_dict` begin with that. Gradients are reduced together at the end of each
-    backward pass, also those that only some ranks have. In the Rust crate they are reduced while the pass runs
-    (`thalweg::distributed::DistributedDataParallel`).
+    The wrapped module is `module`, and the names in a `state_dict` begin with that. Gradients are reduced in buckets while the backward pass
+    computes others, also those that only some ranks have.
     """
 
     def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=True, init_sync=True, process_group=None,
@@ -40,16 +33,16 @@ class DistributedDataParallel(Module):
             raise ValueError("device_ids can only be None or contain a single element.")
         self.module = module
         self.device_ids, self.output_device, self.broadcast_buffers = device_ids, output_device, broadcast_buffers
-        self.require_backward_grad_sync, self._hook, self._state, self._pass = True, None, None, _Used()
+        self.require_backward_grad_sync, self._is_reduced = True, True
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._reduced = [parameter for name, parameter in module.named_parameters() if parameter.requires_grad and name not in ignored]
+        reduced = [parameter for name, parameter in module.named_parameters() if parameter.requires_grad and name not in ignored]
+        self.__dict__["reducer"] = Reducer(reduced, self.process_group, bucket_cap_mb)
         if self.process_group.size() > 1:
             if init_sync:
                 self._check_shapes()
                 self._synchronize([*module.parameters(), *module.buffers()])
-            for parameter in self._reduced:
-                parameter.register_post_accumulate_grad_hook(self._accumulated)
+            self.reducer.watch(lambda: self._is_reduced)
 
     def _check_shapes(self):
         """Raises a `RuntimeError` if the ranks have different parameters."""
@@ -61,13 +54,18 @@ class DistributedDataParallel(Module):
 
     def _synchronize(self, tensors):
         """Gives the tensors of all ranks the values of the first."""
-        from .. import distributed
+        from ..distributed._collectives import broadcast, copied_together
+        copied_together([tensor.detach() for tensor in tensors if tensor.is_contiguous()], self.process_group)
         for tensor in tensors:
-            distributed.broadcast(tensor.detach(), group=self.process_group, group_src=0)
+            if not tensor.is_contiguous():
+                broadcast(tensor.detach(), group=self.process_group, group_src=0)
 
     def forward(self, *args, **kwargs):
-        if self.broadcast_buffers and self.training and self.require_backward_grad_sync and self.process_group.size() > 1 and _core.is_grad_enabled():
-            self._synchronize(list(self.module.buffers()))
+        if _core.is_grad_enabled():
+            self._is_reduced = self.require_backward_grad_sync
+            self.reducer.forget()
+            if self.broadcast_buffers and self.training and self._is_reduced and self.process_group.size() > 1:
+                self._synchronize(list(self.module.buffers()))
         return self.module(*args, **kwargs)
 
     def _get_ddp_logging_data(self):
@@ -76,41 +74,6 @@ class DistributedDataParallel(Module):
 
     def _set_static_graph(self):
         """Does nothing: a pass may use other parameters than the one before."""
-
-    def _accumulated(self, parameter):
-        """Called when the gradient of a parameter has been accumulated."""
-        if self.require_backward_grad_sync and not self._pass.is_queued:
-            from ..autograd.variable import Variable
-            self._pass.is_queued = True
-            Variable._execution_engine.queue_callback(self._reduce)
-
-    def _reduce(self):
-        """Replaces the gradients by the means over the ranks."""
-        self._pass = _Used()
-        size = self.process_group.size()
-        used = self.process_group.exchange([parameter.grad is not None for parameter in self._reduced], "DistributedDataParallel")
-        chosen = [parameter for place, parameter in enumerate(self._reduced) if any(ranks[place] for ranks in used)]
-        for dtype in dict.fromkeys(parameter.dtype for parameter in chosen):
-            own = [parameter for parameter in chosen if parameter.dtype is dtype]
-            gradients = [_core.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach() for parameter in own]
-            flat = _core.cat([gradient.reshape(-1) for gradient in gradients])
-            flat = self._mean(flat, size, own, gradients)
-            place = 0
-            for parameter, gradient in zip(own, gradients):
-                part = flat[place:place + gradient.numel()].reshape(gradient.shape)
-                place += gradient.numel()
-                if parameter.grad is None:
-                    parameter.grad = part.clone()
-                else:
-                    parameter.grad.detach().copy_(part)
-
-    def _mean(self, flat, size, parameters, gradients):
-        if self._hook is not None:
-            return self._hook(self._state, _Bucket(flat, parameters, gradients)).wait()
-        from .. import distributed
-        flat = flat / size
-        distributed.all_reduce(flat, group=self.process_group)
-        return flat
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -125,42 +88,11 @@ class DistributedDataParallel(Module):
         """Sets a function of a state and a bucket that reduces gradients, and returns the result as a future."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
-        self._state, self._hook = state, hook
+        self.reducer.hook = hook, state
 
     def join(self, *args, **kwargs):
         """Raises: all ranks take the same number of steps."""
         raise NotImplementedError("DistributedDataParallel.join is left out: it is in the Rust crate only; let all ranks take the same number of steps")
-
-
-class _Bucket:
-    """Gradients that are reduced together (`torch.distributed.GradBucket`)."""
-
-    def __init__(self, buffer, parameters, gradients):
-        self._buffer, self._parameters, self._gradients = buffer, parameters, gradients
-
-    def buffer(self):
-        """Returns the gradients, one after another."""
-        return self._buffer
-
-    def gradients(self):
-        """Returns the gradients."""
-        return self._gradients
-
-    def parameters(self):
-        """Returns the parameters."""
-        return self._parameters
-
-    def index(self):
-        """Returns 0: there is one bucket."""
-        return 0
-
-    def is_last(self):
-        """Returns True: there is one bucket."""
-        return True
-
-    def set_buffer(self, tensor):
-        """Replaces the gradients."""
-        self._buffer = tensor
 
 
 def _place(name, **members):

@@ -1,25 +1,22 @@
 """Modules whose parameters are spread over ranks (`torch.distributed.fsdp`): each rank keeps its rows of every parameter.
 
-The entire parameters are gathered for `forward` and kept by the graph until the backward pass, which gives each rank its rows of the
-mean gradient. In the Rust crate (`thalweg::distributed::fully_shard`) they are freed in between.
+The entire parameters of a module are gathered for `forward`, freed after it, and gathered again for the backward pass, which gives each rank
+its rows of the mean gradient (`_units.py`).
 """
 
-import contextlib
 import dataclasses
-import functools
-import threading
 import types
 
 from ... import _core
 from ..._left_out import attributes as _attributes
-from ...autograd.function import Function
 from ...nn.parameter import Parameter
-from ...utils import checkpoint
+from ...utils._pytree import tree_map
+from ...utils.hooks import RemovableHandle
 from .. import _check, get_process_group_ranks
-from .._group import ReduceOp
-from .._placements import Shard
+from .._placements import Replicate, Shard
 from ..tensor import DTensor
 from ..tensor._placing import part_of
+from ._units import Unit
 
 __all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard", "register_fsdp_forward_method"]
 
@@ -49,13 +46,16 @@ class CPUOffloadPolicy(OffloadPolicy):
 class ShardedParameter(Parameter, DTensor):
     """This rank's part of a parameter: its rows, unless a placement says otherwise.
 
-    `within` has the placements and groups by which the parameter was divided before, if there are any.
+    `within` has the placements and groups by which the parameter was divided before, if there are any. With `is_replicated` the ranks along
+    the first dimension of the mesh have the same part.
     """
 
-    def __new__(cls, rows, group, shape, mesh, requires_grad, placement=Shard(0), within=()):
+    def __new__(cls, rows, group, shape, mesh, requires_grad, placement=Shard(0), within=(), is_replicated=False):
         made = Parameter.__new__(cls, rows, requires_grad)
         parts = (*within, (placement, group))
-        made.__dict__.update(_group=group, _parts=parts, _full_shape=tuple(shape), device_mesh=mesh, placements=tuple(one for one, _ in reversed(parts)))
+        placements = (*([Replicate()] if is_replicated else ()), *(one for one, _ in reversed(parts)))
+        made.__dict__.update(_group=group, _parts=parts, _full_shape=tuple(shape), device_mesh=mesh, placements=placements, _is_replicated=is_replicated,
+                             _is_gathered=False, _when_reduced={}, _when_accumulated={})
         return made
 
     def __init__(self, *_, **__):
@@ -64,6 +64,16 @@ class ShardedParameter(Parameter, DTensor):
     def to_local(self, *, grad_placements=None):
         """Returns this rank's rows."""
         return self.data
+
+    @property
+    def grad(self):
+        """The gradient of this rank's part, as a divided tensor."""
+        own = _core.Tensor.grad.__get__(self)
+        return None if own is None else self._like(own)
+
+    @grad.setter
+    def grad(self, value):
+        _core.Tensor.grad.__set__(self, value.to_local() if isinstance(value, DTensor) else value)
 
     def detach(self):
         """Returns this rank's part without its place in the graph, as a divided tensor."""
@@ -77,25 +87,58 @@ class ShardedParameter(Parameter, DTensor):
                 whole = part_of(whole, placement.dim, group.rank(), group.size())
         return whole
 
+    def _shape_in_group(self, number=-1):
+        """Returns the shape of the tensor that a group divides, which groups before it may have divided."""
+        shape = list(self._full_shape)
+        for placement, group in self._parts[:len(self._parts) + number if number < 0 else number]:
+            if placement.is_shard():
+                rows = -(-shape[placement.dim] // group.size())
+                shape[placement.dim] = max(min(rows, shape[placement.dim] - rows * group.rank()), 0)
+        return shape
+
     def _joined(self, part, number):
         """Returns the tensor that a group has divided, from the parts of its ranks."""
         placement, group = self._parts[number]
         if not placement.is_shard():
             return part
-        shape = list(self._full_shape) or [1]
-        for before, other in self._parts[:number]:
-            if before.is_shard():
-                rows = -(-shape[before.dim] // other.size())
-                shape[before.dim] = max(min(rows, shape[before.dim] - rows * other.rank()), 0)
-        if shape[placement.dim] % group.size() == 0:
-            from .._functional_collectives import gathered
-            return gathered(part, placement.dim, group)
-        return _core.cat(group.tensors(part, "full_tensor"), placement.dim)
+        shape = self._shape_in_group(number) or [1]
+        rows = -(-shape[placement.dim] // group.size())
+        from .._functional_collectives import gathered
+        return gathered(_padded(part, placement.dim, rows), placement.dim, group).narrow(placement.dim, 0, shape[placement.dim])
 
-    def _of_group(self):
-        """Returns the tensor that the last group has divided."""
-        found = self._joined(self.data, len(self._parts) - 1)
-        return found if self._full_shape else found.reshape(())
+    def _padded(self):
+        """Returns this rank's rows, with more below them if other ranks have more."""
+        rows = -(-(self._shape_in_group() or [1])[0] // self._parts[-1][1].size())
+        return _padded(self.data, 0, rows)
+
+    def _padded_gradient(self, gradient, dtype, ranks):
+        """Returns the gradient of the entire parameter with rows below it, so that the ranks' parts have equal sizes. No gradient is zeros."""
+        shape = self._shape_in_group() or [1]
+        rows = -(-shape[0] // ranks) * ranks
+        if gradient is None:
+            return _core.zeros([rows, *shape[1:]], dtype=dtype, device=self.device)
+        return _padded(gradient.reshape(shape), 0, rows).contiguous()
+
+    def _take_gradient(self, rows):
+        """Adds this rank's rows of a reduced gradient to the gradient."""
+        if "_sum_over" in self.__dict__:
+            from .._functional_collectives import reduced
+            rows = reduced(rows, "sum", self.__dict__["_sum_over"])
+        for hook in tuple(self._when_reduced.values()):
+            replaced = hook(rows)
+            rows = rows if replaced is None else replaced
+        former = _core.Tensor.grad.__get__(self)
+        _core.Tensor.grad.__set__(self, rows if former is None else former + rows)
+        for hook in tuple(self._when_accumulated.values()):
+            hook(self)
+
+    def register_hook(self, hook):
+        """Registers a function of the gradient, which may return another one. For a parameter that is gathered the gradient is this rank's rows."""
+        return _registered(self._when_reduced, hook) if self._is_gathered else super().register_hook(hook)
+
+    def register_post_accumulate_grad_hook(self, hook):
+        """Registers a function of the parameter that is called after its gradient has been accumulated."""
+        return _registered(self._when_accumulated, hook) if self._is_gathered else super().register_post_accumulate_grad_hook(hook)
 
     def full_tensor(self, *, grad_placements=None):
         """Returns the entire parameter, on each rank."""
@@ -107,7 +150,7 @@ class ShardedParameter(Parameter, DTensor):
     def _like(self, rows, requires_grad=False):
         """Returns this rank's part of another tensor that is divided as this one is."""
         (placement, group), within = self._parts[-1], self._parts[:-1]
-        return ShardedParameter(rows, group, self._full_shape, self.device_mesh, requires_grad, placement, within)
+        return ShardedParameter(rows, group, self._full_shape, self.device_mesh, requires_grad, placement, within, self._is_replicated)
 
     def _loaded(self, saved):
         """Returns this rank's part of a saved tensor, which may be divided or entire."""
@@ -140,41 +183,16 @@ def sum_over(parameter, group):
     parameter.register_hook(lambda gradient: reduced(gradient, "sum", group))
 
 
-class _Gather(Function):
-    """Gathers an entire parameter. The gradient of a rank's rows is the mean over the ranks."""
-
-    @staticmethod
-    def forward(ctx, rows, unit):
-        ctx.group, ctx.unit, ctx.dtype, ctx.key = rows._group, unit, rows.dtype, id(rows)
-        dtype = unit._policy.param_dtype
-        with _core_no_grad():
-            whole = rows._of_group()
-            return whole if dtype is None else whole.to(dtype)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        dtype = ctx.unit._policy.reduce_dtype
-        gradient = gradient if dtype is None else gradient.to(dtype)
-        earlier = ctx.unit._waiting.pop(ctx.key, None)
-        gradient = gradient if earlier is None else gradient + earlier
-        if not ctx.unit._is_synchronized:
-            ctx.unit._waiting[ctx.key] = gradient.detach()
-            return None, None
-        gradient = _mean(gradient, ctx.group)
-        place = part_of(gradient, 0, ctx.group.rank(), ctx.group.size()) if gradient.dim() else gradient
-        return place.to(ctx.dtype).contiguous(), None
+def _padded(part, dim, rows):
+    """Returns a rank's part of a dimension with zeros below it, as large as the parts of the other ranks."""
+    missing = rows - part.shape[dim]
+    return _core.cat([part, part.new_zeros([*part.shape[:dim], missing, *part.shape[dim + 1:]])], dim) if missing else part
 
 
-def _mean(gradient, group):
-    from .._collectives import all_reduce
-    gradient = gradient.contiguous().clone()
-    all_reduce(gradient, ReduceOp.AVG if gradient.is_floating_point() else ReduceOp.SUM, group)
-    return gradient
-
-
-def _core_no_grad():
-    from ...autograd import no_grad
-    return no_grad()
+def _registered(hooks, hook):
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
 
 
 class FSDPModule:
@@ -182,99 +200,73 @@ class FSDPModule:
 
     def unshard(self, async_op=False):
         """Gathers the parameters before the next call of `forward`, which uses them. Returns an object with `wait` if `async_op` is true."""
-        if self._entire is None:
-            self._entire = contextlib.ExitStack()
-            self._entire.enter_context(_gathered(self))
-        return types.SimpleNamespace(wait=lambda: None) if async_op else None
+        unit = self._unit
+        unit.gather()
+        unit.is_kept = True
+        if not async_op:
+            unit.swap()
+        return types.SimpleNamespace(wait=unit.swap) if async_op else None
 
     def reshard(self):
         """Gives the module its part of the parameters again."""
-        if self._entire is not None:
-            entire, self._entire = self._entire, None
-            entire.close()
+        self._unit.swap_back()
+        self._unit.reshard()
+
+    def _units(self, recurse=True):
+        return [module._unit for module in (self.modules() if recurse else [self]) if isinstance(module, FSDPModule)]
 
     def set_requires_gradient_sync(self, requires_gradient_sync, *, recurse=True):
-        """Sets whether gradients are reduced in backward passes."""
-        for module in self.modules() if recurse else [self]:
-            if isinstance(module, FSDPModule):
-                module._is_synchronized = requires_gradient_sync
+        """Sets whether gradients are reduced in backward passes. If not, they stay on their ranks until a pass that reduces them."""
+        for unit in self._units(recurse):
+            unit.is_synchronized = requires_gradient_sync
 
     def set_is_last_backward(self, is_last_backward):
         """Does nothing: each pass reduces its gradients."""
 
     def set_requires_all_reduce(self, requires_all_reduce, *, recurse=True):
-        """Does nothing: there is one group."""
+        """Sets whether gradients are also reduced over the ranks that have the same rows, if the mesh has two dimensions."""
+        for unit in self._units(recurse):
+            unit.all_reduces = requires_all_reduce
 
-    set_reshard_after_forward = set_reshard_after_backward = set_requires_all_reduce
+    def set_reshard_after_forward(self, reshard_after_forward, recurse=True):
+        """Sets whether entire parameters are freed after a forward pass."""
+        for unit in self._units(recurse):
+            unit.reshards_after_forward = reshard_after_forward
+
+    def set_reshard_after_backward(self, reshard_after_backward, *, recurse=True):
+        """Sets whether entire parameters are freed as soon as their gradients are there."""
+        for unit in self._units(recurse):
+            unit.reshards_after_backward = reshard_after_backward
 
     def set_modules_to_forward_prefetch(self, modules):
-        """Does nothing: nothing is gathered ahead."""
+        """Sets the modules that are gathered at the beginning of this one's forward pass."""
+        self._unit.ahead_forward = [module._unit for module in modules]
 
-    set_modules_to_backward_prefetch = set_modules_to_forward_prefetch
+    def set_modules_to_backward_prefetch(self, modules):
+        """Sets the modules that are gathered at the beginning of this one's backward pass."""
+        self._unit.ahead_backward = [module._unit for module in modules]
 
-    def _own_places(self):
-        """Yields the modules, names and parameters of this unit: those that are in no other."""
-        waiting = [self]
-        while waiting:
-            module = waiting.pop()
-            for name, parameter in module._parameters.items():
-                if isinstance(parameter, ShardedParameter) and parameter._group is self._group:
-                    yield module, name, parameter
-            waiting += [child for child in module._modules.values() if child is not None and not isinstance(child, FSDPModule)]
-
-
-# The places of entire parameters in the regions that this thread is in.
-_regions = threading.local()
-
-
-@contextlib.contextmanager
-def _gathered(unit):
-    """Returns a region in which the unit's modules have entire parameters."""
-    places, known = [], {}
-    for module, name, parameter in unit._own_places():
-        if id(parameter) not in known:
-            known[id(parameter)] = _Gather.apply(parameter, unit)
-        places.append((module, name, known[id(parameter)]))
-    with _placed(places):
-        yield
-
-
-@contextlib.contextmanager
-def _placed(places):
-    """Returns a region in which modules have other parameters."""
-    former = [(module, name, module._parameters[name]) for module, name, _ in places]
-    entered = _regions.__dict__.setdefault("entered", [])
-    entered.append(places)
-    for module, name, parameter in places:
-        module._parameters[name] = parameter
-    try:
-        yield
-    finally:
-        entered[:] = [one for one in entered if one is not places]
-        for module, name, parameter in former:
-            module._parameters[name] = parameter
-
-
-def _again():
-    """Returns a function that makes a region with the entire parameters that this thread's modules have now; None if
-    there are none."""
-    places = [place for entered in getattr(_regions, "entered", ()) for place in entered]
-    return functools.partial(_placed, places) if places else None
-
-
-checkpoint.regions_again.append(_again)
+    def __deepcopy__(self, memo):
+        raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
 
 
 def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=None, offload_policy=None, ignored_params=None,
                 group=None):
-    """Spreads the parameters of a module, without those of parts that are spread already, over the ranks, and returns the module."""
+    """Spreads the parameters of a module, without those of parts that are spread already, over the ranks, and returns the module.
+
+    Parameters are spread over the last dimension of a mesh. The ranks along the first of two dimensions have the same rows.
+    """
     if isinstance(offload_policy, CPUOffloadPolicy):
         raise NotImplementedError("fully_shard(offload_policy=CPUOffloadPolicy()) is left out: parts of parameters stay on the ranks' devices")
     if shard_placement_fn is not None:
         raise NotImplementedError("fully_shard(shard_placement_fn=...) is left out: parameters are divided by rows")
     if isinstance(module, (list, tuple)):
-        return [fully_shard(one, mesh=mesh, mp_policy=mp_policy, ignored_params=ignored_params) for one in module]
-    group = group or (mesh.get_group(0) if mesh is not None else _check("fully_shard"))
+        return [fully_shard(one, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=mp_policy, ignored_params=ignored_params)
+                for one in module]
+    if mesh is not None and mesh.ndim > 2:
+        raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
+    replicas = mesh.get_group(0) if group is None and mesh is not None and mesh.ndim == 2 else None
+    group = group or (mesh.get_group(mesh.ndim - 1) if mesh is not None else _check("fully_shard"))
     mesh = mesh if mesh is not None else _mesh_of(group)
     ignored, known = set(map(id, ignored_params or ())), {}
     waiting = [module]
@@ -284,10 +276,15 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
             if parameter is None or id(parameter) in ignored or any(one is group for _, one in getattr(parameter, "_parts", ())):
                 continue
             if id(parameter) not in known:
-                known[id(parameter)] = _divided(parameter, group, mesh)
+                known[id(parameter)] = _divided(parameter, group, replicas, mesh)
             part._parameters[name] = known[id(parameter)]
         waiting += [child for child in part._modules.values() if child is not None and not isinstance(child, FSDPModule)]
-    _become_unit(module, mp_policy or MixedPrecisionPolicy(), group)
+    unit = Unit(module, group, replicas, mp_policy or MixedPrecisionPolicy(), None if reshard_after_forward is None else bool(reshard_after_forward),
+                lambda parameter: isinstance(parameter, ShardedParameter) and parameter._group is group)
+    for part in module.modules():
+        if part is not module and isinstance(part, FSDPModule):
+            unit.take_in(part._unit)
+    _become_unit(module, unit)
     return module
 
 
@@ -297,49 +294,45 @@ def _mesh_of(group):
     return DeviceMesh(_core.get_default_device().type, get_process_group_ranks(group), _groups=[group])
 
 
-def _divided(parameter, group, mesh):
+def _divided(parameter, group, replicas, mesh):
     """Returns this rank's rows of a parameter, or of its part of one, whose elements are those of the first rank."""
     from .._collectives import broadcast
     whole = parameter.data
     if not whole.is_meta:
-        broadcast(whole, group=group, group_src=0)
+        for one in (replicas, group):
+            if one is not None:
+                broadcast(whole, group=one, group_src=0)
     rows = part_of(whole.reshape(1) if whole.dim() == 0 else whole, 0, group.rank(), group.size())
     within, shape = getattr(parameter, "_parts", ()), getattr(parameter, "_full_shape", parameter.shape)
-    made = ShardedParameter(rows.clone(), group, shape, mesh, parameter.requires_grad, within=within)
+    made = ShardedParameter(rows.clone(), group, shape, mesh, parameter.requires_grad, within=within, is_replicated=replicas is not None)
+    made.__dict__["_is_gathered"] = True
     if "_sum_over" in parameter.__dict__:
-        sum_over(made, parameter.__dict__["_sum_over"])
+        made.__dict__["_sum_over"] = parameter.__dict__["_sum_over"]
     return made
 
 
-def _become_unit(module, policy, group):
-    """Makes a module an `FSDPModule`, which gathers its parameters for each call of `forward`."""
+def _become_unit(module, unit):
+    """Makes a module an `FSDPModule`, which has entire parameters in each call of `forward`."""
     kind = type(module)
     module.__class__ = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {})
-    # Gradients that wait on this rank for a backward pass that adds them up, by the parameters' identities.
-    module._policy, module._is_synchronized, module._waiting, module._entire, module._group = policy, True, {}, None, group
-    forward = module.forward
+    module.__dict__["_unit"] = unit
+    forward, policy = module.forward, unit.policy
 
     def gathering(*args, **kwargs):
         if policy.param_dtype is not None and policy.cast_forward_inputs:
-            args = [value.to(policy.param_dtype) if isinstance(value, _core.Tensor) and value.is_floating_point() else value for value in args]
-        if module._entire is None:
-            module.unshard()
-        try:
-            result = forward(*args, **kwargs)
-        finally:
-            module.reshard()
-        return result.to(policy.output_dtype) if policy.output_dtype is not None and isinstance(result, _core.Tensor) else result
+            args, kwargs = tree_map(lambda value: value.to(policy.param_dtype) if isinstance(value, _core.Tensor) and value.is_floating_point() else value,
+                                    (args, kwargs))
+        result = unit.run(forward, args, kwargs)
+        if policy.output_dtype is None:
+            return result
+        return tree_map(lambda value: value.to(policy.output_dtype) if isinstance(value, _core.Tensor) and value.is_floating_point() else value, result)
     module.forward = gathering
 
 
 def register_fsdp_forward_method(module, method_name):
     """Makes another method of a module gather its parameters as well."""
     method = getattr(module, method_name)
-
-    def gathering(*args, **kwargs):
-        with _gathered(module):
-            return method(*args, **kwargs)
-    setattr(module, method_name, gathering)
+    setattr(module, method_name, lambda *args, **kwargs: module._unit.run(method, args, kwargs))
 
 
 from .fully_sharded_data_parallel import (  # noqa: E402,F401

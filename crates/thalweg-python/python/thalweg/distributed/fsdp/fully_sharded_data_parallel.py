@@ -90,15 +90,15 @@ class FullyShardedDataParallel(Module):
     @contextlib.contextmanager
     def no_sync(self):
         """Returns a region whose backward passes leave gradients on their ranks, until one outside of it adds them up."""
-        units = [module for module in self.modules() if isinstance(module, FSDPModule)]
-        former = [unit._is_synchronized for unit in units]
+        units = [module._unit for module in self.modules() if isinstance(module, FSDPModule)]
+        former = [unit.is_synchronized for unit in units]
         for unit in units:
-            unit._is_synchronized = False
+            unit.is_synchronized = False
         try:
             yield
         finally:
             for unit, is_synchronized in zip(units, former):
-                unit._is_synchronized = is_synchronized
+                unit.is_synchronized = is_synchronized
 
     @no_grad()
     def clip_grad_norm_(self, max_norm, norm_type=2.0):

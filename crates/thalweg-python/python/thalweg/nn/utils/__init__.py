@@ -27,7 +27,7 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
         return _core.tensor(0.0)
     norm_type = float(norm_type)
     if any(hasattr(parameter, "_full_shape") for parameter in parameters):
-        return _clip_sharded(parameters, max_norm, norm_type)
+        return _clip_sharded(parameters, max_norm, norm_type, error_if_nonfinite)
     is_plain = not any(parameter.is_complex() or _external.may_exist and type(parameter.grad) is not _core.Tensor for parameter in parameters)
     if norm_type > 0 and not error_if_nonfinite and is_plain:
         return _core._clip_grad_norm(parameters, float(max_norm), norm_type)
@@ -36,21 +36,28 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     return norm
 
 
-def _clip_sharded(parameters, max_norm, norm_type):
+def _clip_sharded(parameters, max_norm, norm_type, error_if_nonfinite):
     """Scales gradients that are divided among ranks, so that their total norm is at most a given number, and returns
     the norm before."""
     from ... import distributed
-    norms = _core.stack([get_total_norm(parameter.grad.detach(), norm_type).float() for parameter in parameters])
+    from ...distributed.tensor import DTensor
+    # A part that several ranks have counts once.
+    of_share = {}
+    for parameter in parameters:
+        share = math.prod(group.size() for placement, group in getattr(parameter, "_parts", ()) if placement.is_shard())
+        of_share.setdefault(share, []).append(parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad.detach())
+    norms = _core.stack([_core._total_norm(gradients, norm_type).float() for gradients in of_share.values()])
     if norm_type == float("inf"):
         total = norms.max()
         distributed.all_reduce(total, distributed.ReduceOp.MAX)
     else:
-        # A part that several ranks have counts once.
-        shares = [math.prod(group.size() for placement, group in getattr(parameter, "_parts", ()) if placement.is_shard()) for parameter in parameters]
-        total = (norms ** norm_type * _core.tensor(shares, device=norms.device) / distributed.get_world_size()).sum()
+        shares = _core.tensor(list(of_share), device=norms.device)
+        total = (norms ** norm_type * shares / distributed.get_world_size()).sum()
         distributed.all_reduce(total)
         total = total ** (1.0 / norm_type)
-    clip_grads_with_norm_(parameters, max_norm, total)
+    if error_if_nonfinite and not total.isfinite():
+        raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped.")
+    _core._clip_grads_with_norm(parameters, float(max_norm), total)
     return total
 
 

@@ -1,0 +1,366 @@
+"""Parameters that are gathered for a pass and freed after it: a `Unit` is the parameters of one sharded module, and a `Context` is the
+units of a model.
+
+A forward pass gathers the parameters of a unit, and the graph saves a `_Note` in place of each part of an entire parameter. So the parameters
+are freed after the pass, and the backward pass gathers them when it reads the first note. Both gather the next unit ahead. The gradients of a
+unit come together, and each rank gets its rows of their mean while the pass continues.
+"""
+
+import collections
+import contextlib
+import functools
+import threading
+import weakref
+
+from ... import _core
+from ...autograd import no_grad
+from ...autograd.function import Function
+from ...autograd.variable import Variable
+from ...utils import checkpoint
+from .._collectives import all_reduce, gathered_together, scattered_together
+from .._group import ReduceOp
+
+# The units that this thread is in, innermost last.
+_inside = threading.local()
+
+
+def _units_inside():
+    return _inside.__dict__.setdefault("units", [])
+
+
+def _is_in_backward():
+    """Returns whether a backward pass of this thread runs, which computes something again."""
+    return _core._current_graph_task_id() >= 0
+
+
+class Context:
+    """The units of a model: their order, their entire parameters, and the reductions in progress."""
+
+    def __init__(self):
+        self.units = weakref.WeakSet()
+        # The units of the forward passes since the last backward pass, and those before it, in the order of execution.
+        self.order, self.former = [], []
+        # The recorded forward passes that have had no backward pass.
+        self.recorded = 0
+        self.reductions = collections.deque()
+        # Each unit with the number of the parameter, by the identity of the storage of an entire parameter.
+        self.entire = {}
+        self._ends_with_pass = False
+
+    def begin(self, unit):
+        """Begins a forward pass of a unit."""
+        if _is_in_backward():
+            unit.ask()
+            return
+        if not self.recorded and not any(other.context is self for other in _units_inside()):
+            # Parameters that have stayed entire since an earlier pass may be older than this rank's parts.
+            for other in list(self.units):
+                if not other.is_kept:
+                    other.reshard()
+            self.former, self.order = self.order, []
+            self.reductions.clear()
+            self._ends_with_pass = False
+        self.order.append(weakref.ref(unit))
+
+    def gather_ahead(self, unit, order, is_needed):
+        """Gathers the first unit after this one in an order."""
+        others = iter(order)
+        for reference in others:
+            if reference() is unit:
+                break
+        for reference in others:
+            other = reference()
+            if other is not None and other is not unit and is_needed(other):
+                other.gather()
+                return
+
+    def reduces(self, unit, work, gradients):
+        """Keeps a reduction that is in progress, and gives the rows of earlier ones to their parameters."""
+        self.reductions.append((unit, work, gradients))
+        if not self._ends_with_pass:
+            self._ends_with_pass = True
+            Variable._execution_engine.queue_callback(self.end)
+        while len(self.reductions) > 1:
+            Unit.take(*self.reductions.popleft())
+
+    def end(self):
+        """Gives the last rows to their parameters."""
+        self._ends_with_pass = False
+        while self.reductions:
+            Unit.take(*self.reductions.popleft())
+        for unit in list(self.units):
+            if not unit.is_kept and not unit.recorded:
+                unit.reshard()
+
+
+class _Recorded:
+    """A recorded forward pass of a unit, which is over when its node has run or is dropped."""
+
+    def __init__(self, unit):
+        self._unit, self._is_over = unit, False
+        unit.recorded += 1
+        unit.context.recorded += 1
+
+    def over(self):
+        """Counts the pass as over."""
+        if not self._is_over:
+            self._is_over = True
+            self._unit.recorded -= 1
+            self._unit.context.recorded -= 1
+
+    __del__ = over
+
+
+class _Gather(Function):
+    """The node of a unit's entire parameters. Its backward pass reduces their gradients."""
+
+    @staticmethod
+    def forward(ctx, unit, entire, *rows):
+        ctx.unit, ctx.recorded = unit, _Recorded(unit)
+        ctx.set_materialize_grads(False)
+        return tuple(entire)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        unit = ctx.unit
+        ctx.recorded.over()
+        unit.reduce(gradients)
+        if unit.reshards_after_backward:
+            unit.reshard()
+        # The parameters get their gradients when the reduction is complete.
+        return (None,) * (2 + len(gradients))
+
+
+class _Note:
+    """The place of a part of an entire parameter, which the graph keeps in place of the part."""
+
+    __slots__ = ("unit", "number", "shape", "strides", "offset")
+
+    def __init__(self, tensor, entire):
+        self.unit, self.number = entire[tensor._storage_identity()]
+        self.shape, self.strides, self.offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+    def tensor(self):
+        """Returns the part, for work of the current stream."""
+        self.unit.ask()
+        return self.unit.gathered()[self.number].as_strided(self.shape, self.strides, self.offset)
+
+
+class Unit:
+    """The parameters of a module that are gathered and freed together."""
+
+    def __init__(self, module, group, replicas, policy, reshards, is_sharded):
+        self._module, self.group, self.replicas, self.policy = weakref.ref(module), group, replicas, policy
+        self._is_sharded, self._reshards = is_sharded, reshards
+        self.context, self.is_root, self.is_synchronized, self.reshards_after_backward = Context(), True, True, True
+        self.all_reduces, self.ahead_forward, self.ahead_backward = True, (), ()
+        self.recorded, self.is_kept = 0, False
+        self._entire, self._work, self._home, self._streams, self._places, self._is_asked = None, None, None, [], None, False
+        # The gradients that were not reduced, by the parameters' identities.
+        self._accumulated = {}
+        self._swapped = None
+        self.context.units.add(self)
+
+    def take_in(self, other):
+        """Adds a unit within this one's module to the same context."""
+        other.is_root, other.context = False, self.context
+        self.context.units.add(other)
+
+    @property
+    def reshards_after_forward(self):
+        """Whether the entire parameters are freed after a forward pass. The outermost unit keeps them: its backward
+        pass follows."""
+        return not self.is_root if self._reshards is None else self._reshards
+
+    @reshards_after_forward.setter
+    def reshards_after_forward(self, value):
+        self._reshards = value
+
+    def places(self):
+        """Returns the dictionaries, names and parameters of this unit: those that are in no other."""
+        if self._swapped is not None:
+            return self._swapped
+        if self._places is None or any(own.get(name) is not parameter for own, name, parameter in self._places):
+            self._places, waiting = [], [self._module()]
+            while waiting:
+                module = waiting.pop()
+                self._places += [(module._parameters, name, parameter) for name, parameter in module._parameters.items() if self._is_sharded(parameter)]
+                waiting += [child for child in module._modules.values() if child is not None and "_unit" not in child.__dict__]
+        return self._places
+
+    def parameters(self):
+        """Returns the parameters, each once."""
+        return list({id(parameter): parameter for _, _, parameter in self.places()}.values())
+
+    # ---- Entire parameters ----------------------------------------------------------------------------------------
+
+    def gather(self):
+        """Begins to gather the parameters, unless they are gathered."""
+        if self._entire is not None:
+            return
+        ranks, dtype, outputs, inputs, entire = self.group.size(), self.policy.param_dtype, [], [], []
+        with no_grad():
+            for parameter in self.parameters():
+                own, shape = parameter._padded(), parameter._shape_in_group()
+                inputs.append(own if dtype is None or not own.is_floating_point() else own.to(dtype))
+                outputs.append(inputs[-1].new_empty((own.shape[0] * ranks, *own.shape[1:])))
+                entire.append(outputs[-1].narrow(0, 0, shape[0] if shape else 1).reshape(shape).detach())
+            self._work = gathered_together(outputs, inputs, self.group)
+        self._entire, self._is_asked, self._home = entire, False, self._stream(entire)
+        # The streams that use the parameters.
+        self._streams = []
+        for number, tensor in enumerate(entire):
+            self.context.entire[tensor._storage_identity()] = self, number
+
+    def gathered(self):
+        """Returns the entire parameters, for work of the current stream."""
+        self.gather()
+        stream = self._stream(self._entire)
+        if stream not in self._streams:
+            self._streams.append(stream)
+            self._work.wait()
+        return self._entire
+
+    @staticmethod
+    def _stream(tensors):
+        """Returns the current stream of the tensors' GPU; None for other devices."""
+        if not tensors or not tensors[0].is_cuda:
+            return None
+        from ...cuda import current_stream
+        return current_stream(tensors[0].device)
+
+    def ask(self):
+        """Prepares for the backward pass of this unit, and of the next, when it asks for parameters for the first time."""
+        self.gather()
+        if not self._is_asked:
+            self._is_asked = True
+            for other in self.ahead_backward:
+                other.gather()
+            if not self.ahead_backward:
+                self.context.gather_ahead(self, reversed(self.context.order), lambda other: other.recorded and other._entire is None)
+
+    def reshard(self):
+        """Frees the entire parameters."""
+        entire, self._entire, self.is_kept = self._entire, None, False
+        if entire is None:
+            return
+        if not self._streams:
+            # Later writes of this rank's parts follow the gather.
+            self._work.wait()
+        for tensor in entire:
+            self.context.entire.pop(tensor._storage_identity(), None)
+            for stream in self._streams:
+                if stream != self._home:
+                    tensor.record_stream(stream)
+        self._work = None
+
+    def _used(self):
+        """Returns the entire parameters as the modules use them, with their place in the graph."""
+        parameters, entire = self.parameters(), self.gathered()
+        if not _core.is_grad_enabled():
+            return entire
+        if _is_in_backward():
+            return [tensor.detach().requires_grad_(parameter.requires_grad) for parameter, tensor in zip(parameters, entire)]
+        found = iter(())
+        if any(parameter.requires_grad for parameter in parameters):
+            trained = [(parameter, tensor) for parameter, tensor in zip(parameters, entire) if parameter.requires_grad]
+            found = iter(_Gather.apply(self, [tensor for _, tensor in trained], *(parameter for parameter, _ in trained)))
+        return [next(found) if parameter.requires_grad else tensor for parameter, tensor in zip(parameters, entire)]
+
+    def swap(self):
+        """Gives the modules the entire parameters."""
+        if self._swapped is None:
+            used = {id(parameter): one for parameter, one in zip(self.parameters(), self._used())}
+            self._swapped = self.places()
+            for own, name, parameter in self._swapped:
+                own[name] = used[id(parameter)]
+
+    def swap_back(self):
+        """Gives the modules this rank's parts again."""
+        places, self._swapped = self._swapped or (), None
+        for own, name, parameter in places:
+            own[name] = parameter
+
+    # ---- Passes ---------------------------------------------------------------------------------------------------
+
+    def run(self, forward, args, kwargs):
+        """Calls a method of the module with entire parameters."""
+        if self in _units_inside():
+            return forward(*args, **kwargs)
+        self.context.begin(self)
+        with self._region():
+            entire = self.context.entire
+            saved = _core._SavedTensorsRegion(lambda tensor: _Note(tensor, entire), _Note.tensor, entire)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                saved.close()
+                # A traceback that another thread drops does not hold the region, which belongs to this thread.
+                saved = None
+
+    @contextlib.contextmanager
+    def _region(self):
+        """Returns a region in which the modules have entire parameters."""
+        inside = _units_inside()
+        self.swap()
+        for other in self.ahead_forward:
+            other.gather()
+        if not self.ahead_forward and not _is_in_backward():
+            self.context.gather_ahead(self, self.context.former, lambda other: True)
+        inside.append(self)
+        try:
+            yield
+        finally:
+            inside.remove(self)
+            self.swap_back()
+            if self.reshards_after_forward and not _is_in_backward():
+                self.reshard()
+
+    def reduce(self, gradients):
+        """Begins to reduce the gradients of entire parameters, or keeps them for a later pass."""
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        ranks, outputs, inputs, reduced = self.group.size(), [], [], []
+        with no_grad():
+            for parameter, gradient in zip(trained, gradients):
+                dtype = self.policy.reduce_dtype or self.policy.param_dtype or parameter.dtype
+                gradient = None if gradient is None else gradient.detach().to(dtype if gradient.is_floating_point() else gradient.dtype)
+                earlier = self._accumulated.pop(id(parameter), None)
+                gradient = gradient if earlier is None else earlier if gradient is None else earlier + gradient
+                if not self.is_synchronized:
+                    if gradient is not None:
+                        self._accumulated[id(parameter)] = gradient
+                    continue
+                inputs.append(parameter._padded_gradient(gradient, dtype, ranks))
+                outputs.append(inputs[-1].new_empty((inputs[-1].shape[0] // ranks, *inputs[-1].shape[1:])))
+                reduced.append((parameter, outputs[-1]))
+            if reduced:
+                self.context.reduces(self, scattered_together(outputs, inputs, self.group), reduced)
+
+    def take(self, work, gradients):
+        """Adds reduced gradients to those of the parameters."""
+        work.wait()
+        with no_grad():
+            for parameter, rows in gradients:
+                if self.replicas is not None and self.all_reduces:
+                    all_reduce(rows, ReduceOp.AVG, self.replicas)
+                parameter._take_gradient(rows.narrow(0, 0, parameter.shape[0]).to(parameter.dtype))
+
+
+def _again():
+    """Returns a function that makes a region with the entire parameters that this thread's modules have now; None if
+    there are none."""
+    units = list(_units_inside())
+    return functools.partial(_regions_of, units) if units else None
+
+
+@contextlib.contextmanager
+def _regions_of(units):
+    with contextlib.ExitStack() as regions:
+        for unit in units:
+            if unit not in _units_inside():
+                unit.ask()
+                regions.enter_context(unit._region())
+        yield
+
+
+checkpoint.regions_again.append(_again)
