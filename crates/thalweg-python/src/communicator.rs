@@ -262,7 +262,10 @@ impl _Communicator {
         let (outputs, inputs) = (inner(&outputs), inner(&inputs));
         self.submit(py, |group| {
             let mut all = group.coalescing();
-            outputs.iter().zip(&inputs).try_for_each(|(output, input)| all.all_gather_into_tensor(output, input))?;
+            outputs
+                .iter()
+                .zip(&inputs)
+                .try_for_each(|(output, input)| all.all_gather_into_tensor(output, input))?;
             all.submit()
         })
     }

@@ -51,6 +51,7 @@ def test_ends_of_ranges():
     assert drawn(lambda: th.rand(count))[place] == 0
     for dtype in (th.float16, th.bfloat16, th.float32, th.float64):
         assert drawn(lambda: th.empty(count, dtype=dtype).exponential_()).min() > 0
+        assert drawn(lambda: th.empty(count, dtype=dtype).bernoulli_(1.0)).min() == 1
     assert drawn(lambda: th.empty(count).geometric_(0.5)).min() == 1
     # A weight of 0 over a waiting time of 0 would be NaN, which is the greatest.
     weights = th.zeros(count)

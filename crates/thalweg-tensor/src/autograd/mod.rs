@@ -107,6 +107,5 @@ pub use request::Request;
 pub(crate) use saved::freed;
 pub use saved::{
     Saved, SavedPlace, SavedTensorsRegion, enter_saved_tensors_hooks, enter_saved_tensors_hooks_for,
-    saved_tensors_hooks,
-    saved_tensors_hooks_for,
+    saved_tensors_hooks, saved_tensors_hooks_for,
 };

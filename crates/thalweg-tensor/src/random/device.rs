@@ -255,7 +255,8 @@ impl DeviceGenerator {
             self.draw(
                 built_in!("thalweg::bernoulli")?,
                 shape,
-                Numbers::of(&[Scalar::F64(probability)]),
+                // The numbers that are compared with the probability may be 1.
+                Numbers::of(&[Scalar::F64(if probability == 1.0 { 2.0 } else { probability })]),
                 dtype,
             )
         })
