@@ -5,7 +5,7 @@ import math
 
 from . import _core
 from ._functions import broadcast_tensors, finfo
-from .autograd import Function, no_grad
+from .autograd import Function
 
 
 def _rejected(propose):
@@ -107,10 +107,9 @@ def _large_poisson(rate, generator):
     return _rejected(propose)
 
 
-@no_grad()
 def poisson(input, generator=None):
     """Returns Poisson numbers whose means are the elements."""
-    rate = input.detach() if input.dtype is _core.float64 else input.detach().double()
+    rate = input.detach().double()
     if not bool((rate >= 0).all()):
         raise RuntimeError("invalid Poisson rate, expected rate to be non-negative")
     is_small = rate < 10
@@ -154,7 +153,6 @@ def _many_successes(count, prob, generator):
     return _rejected(propose)
 
 
-@no_grad()
 def binomial(count, prob, generator=None):
     """Returns the numbers of successes in `count` trials of probability `prob`."""
     for name, value in (("count", count), ("prob", prob)):

@@ -119,7 +119,7 @@ class Exponential(ExponentialFamily):
 
     def rsample(self, sample_shape=Size()):
         shape = self._extended_shape(sample_shape)
-        return _core.empty(list(shape), dtype=self.rate.dtype, device=self.rate.device).exponential_() / self.rate
+        return self.rate.new_empty(shape).exponential_() / self.rate
 
     def log_prob(self, value):
         if self._validate_args:
@@ -197,7 +197,7 @@ class Cauchy(Distribution):
 
     def rsample(self, sample_shape=Size()):
         shape = self._extended_shape(sample_shape)
-        return self.loc + _core.empty(list(shape), dtype=self.loc.dtype, device=self.loc.device).cauchy_() * self.scale
+        return self.loc + self.loc.new_empty(shape).cauchy_() * self.scale
 
     def log_prob(self, value):
         if self._validate_args:
