@@ -34,6 +34,7 @@ use crate::autocast::{dtype_in_lower, is_taken_as_it_is};
 use crate::autograd::is_grad_enabled;
 use crate::caller::label_at;
 use crate::dispatch::{Argument, built_in};
+use crate::kernels::attention_in_pieces;
 use crate::kernels::fused_attention::is_mask_of_library;
 use crate::kernels::one_query;
 use crate::random::DeviceGenerator;
@@ -46,7 +47,7 @@ pub enum SdpBackend {
     Cudnn,
     /// The fused kernel (`FLASH_ATTENTION`).
     Flash,
-    /// A composition of operators (`MATH`).
+    /// Products and loops over pieces of the scores (`MATH`).
     Math,
 }
 
@@ -159,6 +160,40 @@ pub fn fused_attention(
         result = result.narrow(-1, 0, result_features)?;
     }
     if is_single { result.squeeze(0).map(Some) } else { Ok(Some(result)) }
+}
+
+/// Returns attention by the backend that is to compute it, of tensors (…, tokens, features) of one dtype of floats.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the tensors do not fit, or no allowed backend can compute it.
+pub fn attention(
+    tensors: [&Tensor; 3],
+    request: Request<'_>,
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
+    if let Some(result) = one_query_attention(tensors, request, location)? {
+        return Ok(result);
+    }
+    if let Some(result) = fused_attention(tensors, request, location)? {
+        return Ok(result);
+    }
+    let label = label_at("scaled_dot_product_attention", location);
+    let state = request.dropout.map(|(_, generator)| generator.reserve(WORDS, label)).transpose()?;
+    let dropout = request.dropout.map_or(0.0, |(probability, _)| probability);
+    let options = (request.is_causal, request.scale, dropout);
+    attention_in_pieces::attention(
+        tensors,
+        [request.mask, state.as_ref()],
+        options,
+        request.enable_gqa,
+        label,
+    )
+}
+
+/// Calls a function in which [`SdpBackend::Math`] takes at most this number of scores at a time, for tests.
+#[doc(hidden)]
+pub fn in_pieces_of<T>(most: usize, function: impl FnOnce() -> T) -> T {
+    attention_in_pieces::in_pieces_of(most, function)
 }
 
 /// Returns attention of one query per head by its own kernel, a form of [`SdpBackend::Flash`] that takes a mask of truth values

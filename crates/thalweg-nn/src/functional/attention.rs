@@ -1,20 +1,15 @@
-//! Attention: fused if [`thalweg_tensor::sdp`] selects a fused backend, else two batched matrix products around one kernel for
-//! scale, mask and softmax.
+//! Attention by the backend that [`thalweg_tensor::sdp`] selects.
 
 use std::panic::Location;
 
-use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape};
-use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
+use thalweg_ir::{DType, Scalar};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 
-use super::{dropout, operator};
+use super::operator;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{in_call, label_at};
-use thalweg_tensor::dispatch::{Argument, Operator};
 use thalweg_tensor::random::DeviceGenerator;
-use thalweg_tensor::sdp::{
-    Request, cached_attention as cached, fused_attention, fused_packed_attention, one_query_attention,
-};
+use thalweg_tensor::sdp::{Request, attention, cached_attention as cached, fused_packed_attention};
 
 /// The options of [`scaled_dot_product_attention`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -134,49 +129,8 @@ pub fn scaled_dot_product_attention(
             refuse!("dropout probability has to be between 0 and 1, but got {p}");
         }
         let request = Request { is_causal, scale, enable_gqa, mask: options.attn_mask, dropout: dropped };
-        let all = [query, key, value];
-        if let Some(result) = one_query_attention(all, request, location)? {
-            return Ok(result);
-        }
-        if let Some(result) = fused_attention(all, request, location)? {
-            return Ok(result);
-        }
-        let [key, value] = [key, value].map(|tensor| match enable_gqa {
-            true => share_heads(tensor, query),
-            false => Ok(tensor.clone()),
-        });
-        let (key, value) = (&key?, &value?);
-        let sizes = Sizes::new(query, key, value)?;
-        let [query, key, value] = [query, key, value].map(|tensor| {
-            let matrix = &tensor.shape()[tensor.rank() - 2..];
-            tensor.reshape(&[sizes.batch(), matrix[0], matrix[1]])
-        });
-        let scores = query?.matmul(&key?.transpose(-2, -1)?)?;
-        let mut weights = sizes.softmax(&scores, scale, &options, location)?;
-        if let Some((probability, generator)) = dropped {
-            weights = dropout(&weights, probability, true, generator)?;
-        }
-        let result = weights.matmul(&value?)?;
-        let shape: Shape = sizes.leading.iter().chain(&result.shape()[1..]).copied().collect();
-        result.reshape(&shape)
+        attention([query, key, value], request, location)
     })
-}
-
-/// Returns keys or values with each head repeated, so that there are as many heads as for queries.
-fn share_heads(tensor: &Tensor, query: &Tensor) -> Result<Tensor> {
-    let (rank, heads) = (tensor.rank(), |tensor: &Tensor| tensor.size(-3));
-    refuse_if!(
-        rank < 3 || query.rank() < 3,
-        "enable_gqa needs (…, heads, length, features), not queries of {:?} and keys or values of {:?}",
-        query.shape(),
-        tensor.shape()
-    );
-    let (wanted, found) = (heads(query)?, heads(tensor)?);
-    refuse_if!(
-        found == 0 || !wanted.is_multiple_of(found),
-        "Number of heads in key and value must divide the number of heads in query: {found} and {wanted}"
-    );
-    tensor.repeat_interleave((wanted / found) as i64, Some(rank as i64 - 3))
 }
 
 /// Computes self-attention of packed queries, keys and values: (tokens, heads, 3, features) to (tokens, heads, features), with
@@ -199,63 +153,4 @@ pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
 /// Returns 1/√features. Without features all scores are 0, for any scale.
 fn default_scale(features: usize) -> f64 {
     (features.max(1) as f64).sqrt().recip()
-}
-
-struct Sizes {
-    /// The dimensions before the last two.
-    leading: Shape,
-    queries: usize,
-    keys: usize,
-}
-
-impl Sizes {
-    fn new(query: &Tensor, key: &Tensor, value: &Tensor) -> Result<Self> {
-        let split = |tensor: &Tensor| -> Result<(Shape, [usize; 2])> {
-            let Some(leading) = tensor.rank().checked_sub(2) else {
-                refuse!("shape {:?} has no matrix", tensor.shape());
-            };
-            let (leading, matrix) = tensor.shape().split_at(leading);
-            Ok((leading.into(), [matrix[0], matrix[1]]))
-        };
-        let (leading, [queries, features]) = split(query)?;
-        let (key_leading, [keys, key_features]) = split(key)?;
-        let (value_leading, [values, _]) = split(value)?;
-        refuse_if!(
-            key_leading != leading || value_leading != leading || key_features != features || values != keys,
-            "the dimensions before the last two must be equal, and so must the features of query and key and the \
-             numbers of keys and values"
-        );
-        Ok(Self { leading, queries, keys })
-    }
-
-    fn batch(&self) -> usize {
-        self.leading.iter().product()
-    }
-
-    /// Returns the softmax of scores (batch, queries, keys).
-    fn softmax(
-        &self,
-        scores: &Tensor,
-        scale: f64,
-        options: &AttentionOptions<'_>,
-        location: &'static Location<'static>,
-    ) -> Result<Tensor> {
-        let call = |operator: &'static Operator, tensors: &[&Tensor]| -> Result<Tensor> {
-            let rest = [Scalar::F64(scale).into(), Argument::Ints(&[2])];
-            let arguments: SmallVec<[Argument<'_>; 4]> =
-                tensors.iter().map(|&tensor| tensor.into()).chain(rest).collect();
-            let label = label_at(operator.base_name(), location);
-            Ok(operator.call(&arguments, None, label)?.swap_remove(0))
-        };
-        match (options.attn_mask, options.is_causal) {
-            (Some(_), true) => Err(invalid!("a mask and is_causal exclude each other")),
-            (None, true) => call(operator!("thalweg::causal_softmax"), &[scores]),
-            (None, false) => call(operator!("thalweg::scaled_softmax"), &[scores]),
-            (Some(mask), false) => {
-                let shape: Shape = self.leading.iter().copied().chain([self.queries, self.keys]).collect();
-                let mask = mask.expand(&shape)?.reshape(scores.shape())?;
-                call(operator!("thalweg::masked_softmax"), &[scores, &mask])
-            }
-        }
-    }
 }

@@ -116,17 +116,17 @@ fn empty_rows(call: &Call<'_>, shape: &[usize], dtype: DType) -> Result<Tensor> 
 
 /// The arguments of a call other than tensors.
 #[derive(Clone, Copy)]
-struct Options {
-    is_causal: bool,
-    scale: f64,
+pub(super) struct Options {
+    pub(super) is_causal: bool,
+    pub(super) scale: f64,
     /// The bits of the backends that may compute the call.
-    backends: i64,
+    pub(super) backends: i64,
     /// The probability of dropout.
-    dropout: f64,
+    pub(super) dropout: f64,
 }
 
 impl Options {
-    const NONE: Self = Self { is_causal: false, scale: 1.0, backends: 0, dropout: 0.0 };
+    pub(super) const NONE: Self = Self { is_causal: false, scale: 1.0, backends: 0, dropout: 0.0 };
 
     /// Reads the three arguments from a position on. There is no dropout.
     fn of(call: &impl Arguments, place: usize) -> Self {
@@ -150,7 +150,7 @@ impl Options {
     }
 
     /// Returns the generator's state of a call with dropout.
-    fn state(self, state: Option<&Tensor>) -> Result<Option<&Tensor>> {
+    pub(super) fn state(self, state: Option<&Tensor>) -> Result<Option<&Tensor>> {
         let is_state = |state: &&Tensor| state.dtype() == DType::I64 && state.elements() == 2;
         match (self.dropout, state.filter(is_state)) {
             (0.0, _) => Ok(None),

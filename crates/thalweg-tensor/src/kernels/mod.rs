@@ -6,6 +6,7 @@
 
 pub(crate) mod alignments;
 pub(crate) mod attention;
+pub(crate) mod attention_in_pieces;
 pub(crate) mod bags;
 pub(crate) mod channel_norm;
 pub(crate) mod compact;

@@ -9,17 +9,17 @@ use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use super::Body::{Composite, Lowered};
 use super::create::pad;
 use super::random::check_probability;
-use super::{call as call_operator, operators, single};
+use super::{operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Ints, Operator, built_in};
 use crate::loops::{LoopArguments, LoopCall, Points};
 use crate::random::default_generator;
-use crate::sdp::{Request, fused_attention, one_query_attention};
+use crate::sdp::{Request, attention as attention_by};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns softmax(query · keyᵀ · scale + mask) · value. A mask of truth values selects the keys that are seen; `is_causal`
     /// is the mask of a lower triangle; with `enable_gqa` several heads of the query share one of key and value. Computed by a
-    /// fused kernel if [`sdp`](crate::sdp) selects one, else by other operators in f32 or f64.
+    /// fused kernel if [`sdp`](crate::sdp) selects one, else in pieces of the scores, in f32 or f64.
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"
         = Composite(|call| attention(call).map(single)), autocast: Lower;
     /// Returns softmax along a dimension, with 0 in rows that are −∞ throughout.
@@ -101,59 +101,14 @@ fn attention(call: &Call<'_>) -> Result<Tensor> {
     if is_causal && mask.is_some() {
         return refused("Explicit attn_mask should not be set when is_causal=True".into());
     }
-    let width = query.shape()[query.rank() - 1];
+    // Without features all scores are 0, for any scale.
+    let width = query.shape()[query.rank() - 1].max(1);
     let scale = call.optional_float(6).unwrap_or(1.0 / (width as f64).sqrt());
     check_probability(p)?;
     let generator = if p == 0.0 { None } else { Some(default_generator(call.device)?) };
     let dropout = generator.as_ref().map(|generator| (p, &**generator));
     let request = Request { is_causal, scale, enable_gqa: call.bool(7), mask, dropout };
-    if let Some(result) = one_query_attention([query, key, value], request, call.label.location)? {
-        return Ok(result);
-    }
-    if let Some(result) = fused_attention([query, key, value], request, call.label.location)? {
-        return Ok(result);
-    }
-    let (mut key, mut value) = (key.clone(), value.clone());
-    if call.bool(7) {
-        (key, value) = (repeated_heads(query, &key)?, repeated_heads(query, &value)?);
-    }
-    let dtype = query.dtype();
-    let wide = dtype.compute();
-    let scores = query.to_dtype(wide)?.mul_scalar(scale)?.matmul(&key.to_dtype(wide)?.transpose(-2, -1)?)?;
-    let lowest = Tensor::full(&[], f64::NEG_INFINITY, wide, query.device())?;
-    let scores = match mask {
-        Some(mask) if mask.dtype() == DType::Bool => mask.select_where(&scores, &lowest)?,
-        Some(mask) => scores.add(&mask.to_dtype(wide)?)?,
-        None if is_causal => {
-            let rank = scores.rank();
-            let shape = &scores.shape()[rank - 2..];
-            let counts = Tensor::ones(shape, DType::Bool, query.device())?.tril(0)?;
-            counts.select_where(&scores, &lowest)?
-        }
-        None => scores,
-    };
-    let weights = safe_softmax(&scores, -1)?;
-    let weights = match p {
-        0.0 => weights,
-        _ => {
-            let arguments = [(&weights).into(), p.into(), true.into()];
-            call_operator(built_in!("dropout")?, &arguments, None, call.label.location)?
-        }
-    };
-    weights.matmul(&value.to_dtype(wide)?)?.to_dtype(dtype)
-}
-
-/// Returns the heads of key or value, each repeated for the heads of the query that share it.
-fn repeated_heads(query: &Tensor, shared: &Tensor) -> Result<Tensor> {
-    let refused = || invalid!("Number of heads in key and value must divide the number of heads in query");
-    if query.rank() < 3 || shared.rank() < 3 {
-        return Err(refused());
-    }
-    let [heads, own] = [query, shared].map(|tensor| tensor.shape()[tensor.rank() - 3]);
-    if own == 0 || heads % own != 0 {
-        return Err(refused());
-    }
-    shared.repeat_interleave((heads / own) as i64, Some(-3))
+    attention_by([query, key, value], request, call.label.location)
 }
 
 fn bilinear(call: &Call<'_>) -> Result<Tensor> {

@@ -7,8 +7,9 @@ use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED};
 use super::Body::{Differentiable, Kernel, Pair};
 use super::{Complex, OpDef};
 use crate::kernels::{
-    alignments, attention, channel_norm, convolution, creation, cross_entropy, fused_attention, grid_sample,
-    indexing, linear, matmul, mlp, nll, normalization, one_query, random, resample, rms_norm,
+    alignments, attention, attention_in_pieces, channel_norm, convolution, creation, cross_entropy,
+    fused_attention, grid_sample, indexing, linear, matmul, mlp, nll, normalization, one_query, random,
+    resample, rms_norm,
 };
 use crate::loops::{LoopCall, run};
 
@@ -113,6 +114,10 @@ pub(super) static OPERATORS: &[OpDef] = &[
     OpDef::part(
         "thalweg::fused_attention_backward_mask(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends, float dropout) -> Tensor",
         Kernel(fused_attention::backward_of_mask),
+    ),
+    OpDef::part(
+        "thalweg::attention_in_pieces(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, bool is_causal, float scale, float dropout) -> Tensor",
+        Differentiable(attention_in_pieces::forward, &attention_in_pieces::GRADIENT),
     ),
     OpDef::part(
         "thalweg::attention_kept_weights(Tensor state, int[] size, float dropout) -> Tensor",

@@ -12,7 +12,7 @@ use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
 use thalweg_tensor::deterministic::use_deterministic_algorithms;
 use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::sdp::SdpBackend::{Cudnn, Flash, Math};
-use thalweg_tensor::sdp::{SdpBackend, sdp_kernel};
+use thalweg_tensor::sdp::{SdpBackend, in_pieces_of, sdp_kernel};
 
 use crate::deterministic::DETERMINISTIC;
 use crate::support::{assert_close, device, random, values};
@@ -448,4 +448,86 @@ fn gradients_of_gradients_of_fused_attention_are_those_of_operators() {
     for (found, expected) in second(Flash, DType::F16).iter().zip(&second(Math, DType::F64)) {
         assert_close(found, expected, 0.02);
     }
+}
+
+/// Returns softmax(query · keyᵀ · scale + mask) · value by other operators.
+fn composed([q, k, v]: [&Tensor; 3], mask: Option<&Tensor>, is_causal: bool, scale: f64) -> Result<Tensor> {
+    let shared = (q.shape()[1] / k.shape()[1]) as i64;
+    let (k, v) = (k.repeat_interleave(shared, Some(1))?, v.repeat_interleave(shared, Some(1))?);
+    let mut scores = q.matmul(&k.transpose(-2, -1)?)?.mul_scalar(scale)?;
+    let hidden = Tensor::full(&[], -1e30, DType::F64, q.device())?;
+    if is_causal {
+        let seen = Tensor::ones(&scores.shape()[2..], DType::Bool, q.device())?.tril(0)?;
+        scores = seen.select_where(&scores, &hidden)?;
+    }
+    scores = match mask {
+        Some(mask) if mask.dtype() == DType::Bool => mask.select_where(&scores, &hidden)?,
+        Some(mask) => scores.add(mask)?,
+        None => scores,
+    };
+    scores.softmax(-1)?.matmul(&v)
+}
+
+#[test]
+fn attention_in_pieces_of_any_size_is_that_of_operators() {
+    let device = device();
+    for seed in 0..44 {
+        let of = |step: usize, count: usize| 1 + (seed * 31 / step) % count;
+        let (batch, kv_heads, shared) = (of(1, 3), of(2, 3), of(5, 2));
+        let (mut queries, mut keys, features, width) = (of(3, 6), of(7, 6), of(4, 4), of(6, 5));
+        if seed >= 40 {
+            // These are long enough to be divided below a triangle.
+            (queries, keys) = (290 + seed, [150, 400][seed % 2]);
+        }
+        let number = seed as u64 * 10;
+        let made = |shape: &[usize], at: u64| random(shape, number + at);
+        let leaf = |shape: &[usize], at| made(shape, at).requires_grad_();
+        let query = leaf(&[batch, queries, kv_heads * shared, features], 1).unwrap();
+        let key = leaf(&[batch, kv_heads, keys, features], 2).unwrap();
+        let value = leaf(&[batch, kv_heads, keys, width], 3).unwrap();
+        let is_causal = seed % 4 == 2 || seed >= 40;
+        let mask = match seed % 4 {
+            0 if !is_causal => {
+                let numbers = made(&[kv_heads * shared, queries, keys], 4);
+                // Every query sees the first key.
+                Some(numbers.gt_scalar(0.0).unwrap().logical_or(&first_key(keys, &device)).unwrap())
+            }
+            1 if !is_causal => Some(leaf(&[batch, 1, 1, keys], 4).unwrap()),
+            _ => None,
+        };
+        let trained: Vec<Tensor> = [&query, &key, &value]
+            .into_iter()
+            .chain(mask.as_ref().filter(|mask| mask.requires_grad()))
+            .cloned()
+            .collect();
+        let along = made(&[batch, kv_heads * shared, queries, width], 5);
+        let gradients = |result: &Tensor| -> Vec<Vec<f64>> {
+            let found = gradients_with(
+                from_ref(result),
+                &[Some(along.clone())],
+                &trained,
+                BackwardOptions::default(),
+            );
+            std::iter::once(result.detach())
+                .chain(found.unwrap().into_iter().map(Option::unwrap))
+                .map(|tensor| values(&tensor))
+                .collect()
+        };
+        let rows = query.transpose(1, 2).unwrap();
+        let expected = gradients(&composed([&rows, &key, &value], mask.as_ref(), is_causal, 0.7).unwrap());
+        for most in [1, 5, 17, 60, usize::MAX].into_iter().skip(if seed < 40 { 0 } else { 4 }) {
+            in_pieces_of(most, || {
+                let result =
+                    masked_attention([&rows, &key, &value], mask.as_ref(), is_causal, Some(0.7)).unwrap();
+                for (found, expected) in gradients(&result).iter().zip(&expected) {
+                    assert_close(found, expected, 1e-11);
+                }
+            });
+        }
+    }
+}
+
+/// Returns true for the first key.
+fn first_key(keys: usize, device: &thalweg_runtime::Device) -> Tensor {
+    Tensor::arange(keys, 0, 1, DType::I64, device).unwrap().lt_scalar(1).unwrap()
 }

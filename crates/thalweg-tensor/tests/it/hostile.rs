@@ -290,6 +290,7 @@ const HARD: &[&str] = &[
     "thalweg::add_layer_norm_backward",
     "thalweg::alignments",
     "thalweg::alignments_backward",
+    "thalweg::attention_in_pieces",
     "thalweg::attention_kept_weights",
     "thalweg::channel_norm",
     "thalweg::cholesky",
