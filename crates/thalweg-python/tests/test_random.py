@@ -57,6 +57,8 @@ def test_ends_of_ranges():
     weights = th.zeros(count)
     weights[[3, 5]] = 1
     assert drawn(lambda: th.multinomial(weights, 1)).item() in (3, 5) and sorted(drawn(lambda: th.multinomial(weights, 2)).tolist()) == [3, 5]
+    meta = weights.to("meta")
+    assert th.multinomial(meta, 4).shape == (4,) and th.poisson(meta).shape == (count,)
     # 69,999 is none of bfloat16's numbers, and the nearest one is above it.
     assert th.empty(4000, dtype=th.bfloat16).random_(0, 70000).max() == 69632
     with raises(RuntimeError, "out of bounds for"):

@@ -419,12 +419,8 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
     if weights.elements() == 0 {
         return Tensor::empty(&[0, count], DType::I64, x.device());
     }
-    // NaN is the least and the greatest element if there is one, and no comparison with it is true.
-    let [least, greatest] = [weights.amin(&[], false)?, weights.amax(&[], false)?];
-    let is_right = least.ge_scalar(0)?.logical_and(&greatest.lt_scalar(f64::INFINITY)?)?;
-    let is_empty = weights.amax(&[-1], false)?.le_scalar(0)?.any()?;
     refuse_if!(
-        is_right.logical_and(&is_empty.logical_not()?)?.to_dtype(DType::U8)?.item::<u8>()? == 0,
+        !weights.device().is_meta() && !are_weights(&weights)?,
         "probability tensor contains either `inf`, `nan` or element < 0, or a row of an invalid multinomial distribution (sum of \
          probabilities <= 0)"
     );
@@ -448,6 +444,15 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
     let arguments: [Argument<'_>; 4] = [(&sums).into(), (&numbers).into(), false.into(), true.into()];
     call_operator(built_in!("searchsorted.Tensor")?, &arguments, None, call.label.location)?
         .clamp_max(categories as i64 - 1)
+}
+
+/// Returns whether numbers are finite and not negative, and none of their rows has zeros alone. The host waits for the answer.
+fn are_weights(weights: &Tensor) -> Result<bool> {
+    // NaN is the least and the greatest element if there is one, and no comparison with it is true.
+    let [least, greatest] = [weights.amin(&[], false)?, weights.amax(&[], false)?];
+    let is_right = least.ge_scalar(0)?.logical_and(&greatest.lt_scalar(f64::INFINITY)?)?;
+    let is_empty = weights.amax(&[-1], false)?.le_scalar(0)?.any()?;
+    Ok(is_right.logical_and(&is_empty.logical_not()?)?.to_dtype(DType::U8)?.item::<u8>()? != 0)
 }
 
 /// Returns whether a single kernel can draw which elements of a tensor are kept, and scale them: for contiguous real numbers.
