@@ -176,3 +176,11 @@ def test_arguments_stay_themselves():
     close(D.kl_divergence(p, q).item(), -th.trapezoid(q.log_prob(x), x).item(), 1e-6)
     assert D.kl_divergence(p, D.Pareto(2.5, 1.5)).item() == D.kl_divergence(D.Bernoulli(0.5), D.Bernoulli(0.0)).item() == math.inf
     assert D.ContinuousBernoulli(1.0).mean.isfinite() and D.ContinuousBernoulli(1.0).entropy().isfinite()
+
+
+def test_distributions_within_maps():
+    x, scale = th.tensor([[0.0, 1.0], [2.0, 3.0], [-1.0, 0.5]]), th.tensor([[2.0, 0.5], [0.5, 1.0]])
+    found = th.func.vmap(th.func.grad(lambda loc, value: D.MultivariateNormal(loc, scale).log_prob(value)), (None, 0))(th.zeros(2), x)
+    close(found.flatten().tolist(), (x @ scale.inverse()).flatten().tolist(), 1e-5)
+    with raises(ValueError, "Expected parameter scale"):
+        th.func.vmap(lambda s: D.Normal(0.0, s).mean)(th.tensor([1.0, -1.0]))

@@ -68,7 +68,7 @@ class Geometric(_OfProbability, Distribution):
 
     def __init__(self, probs=None, logits=None, validate_args=None):
         super().__init__(_set_probs_or_logits(self, probs, logits), validate_args=validate_args)
-        if self._validate_args and probs is not None and not bool((self.probs > 0).all()):
+        if self._validate_args and probs is not None and not constraints._are_all(self.probs > 0):
             raise ValueError(f"Expected parameter probs of distribution {self!r} to be positive but found invalid values:\n{self.probs}")
 
     mean = property(lambda self: 1.0 / self.probs - 1.0, doc="The mean.")

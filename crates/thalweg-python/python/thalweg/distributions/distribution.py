@@ -41,7 +41,7 @@ class Distribution:
             if constraints.is_dependent(constraint) or (name not in self.__dict__ and _is_lazy(type(self), name)):
                 continue
             value = getattr(self, name)
-            if not _are_all(constraint.check(value)):
+            if not constraints._are_all(constraint.check(value)):
                 raise ValueError(f"Expected parameter {name} ({type(value).__name__} of shape {tuple(value.shape)}) of distribution {self!r} to "
                                  f"satisfy the constraint {constraint!r}, but found invalid values:\n{value}")
 
@@ -174,7 +174,7 @@ class Distribution:
             support = self.support
         except NotImplementedError:
             return
-        if not _are_all(support.check(value)):
+        if not constraints._are_all(support.check(value)):
             raise ValueError(f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) to be within the support ({support!r}) "
                              f"of the distribution {self!r}, but found invalid values:\n{value}")
 
@@ -191,14 +191,6 @@ class Distribution:
             names = []
         parts = [f"{name}: {value if value.numel() == 1 else value.size()}" for name in names if hasattr(value := self.__dict__[name], "numel")]
         return f"{self.__class__.__name__}({', '.join(parts)})"
-
-
-def _are_all(valid):
-    """Returns whether all truth values are true, in every slice of a map."""
-    from ..func._batching import Batched
-    while isinstance(valid, Batched):
-        valid = valid._value
-    return bool(valid.all())
 
 
 def _is_lazy(kind, name):
