@@ -182,6 +182,11 @@ def test_slices_and_sums_that_stay_sparse():
     for found, wanted in ((x[1], x.to_dense()[1]), (x.select(1, -1), x.to_dense().select(1, -1)), (x.select(2, 0), x.to_dense().select(2, 0)),
                           (th.sparse.sum(x, 2), x.to_dense().sum(2)), (th.sparse.sum(x, (1, 2)), x.to_dense().sum((1, 2)))):
         assert found.is_sparse and found.to_dense().tolist() == wanted.tolist()
+    for found, wanted in ((x.permute(1, 0, 2), x.to_dense().permute(1, 0, 2)), (x.log1p(), x.to_dense().log1p()), (th.zeros_like(x), x.to_dense() * 0),
+                          (th.zeros_like(x).copy_(x), x.to_dense()), (x.isnan(), x.to_dense().isnan())):
+        assert found.is_sparse and th.equal(found.to_dense(), wanted)
+    with raises(RuntimeError, "between sparse and dense dimensions"):
+        x.permute(2, 1, 0)
     assert not th.sparse.sum(x, (0, 1)).is_sparse and not x[1][2].is_sparse and x[1][2].tolist() == [1, 2]
     with raises(IndexError, "out of range"):
         x[2]

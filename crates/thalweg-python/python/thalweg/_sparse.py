@@ -176,9 +176,17 @@ def _matmul(first, second):
 def _transpose(x, dim0=0, dim1=1):
     order = list(range(x.dim()))
     order[dim0], order[dim1] = order[dim1], order[dim0]
-    if max(order[:x._places.shape[0]]) >= x._places.shape[0]:
-        raise NotImplementedError("transpose of a sparse and a dense dimension is left out")
-    return _made(x._places[order[:x._places.shape[0]]], x._elements, [x.shape[dim] for dim in order])
+    return _permute(x, order)
+
+
+def _permute(x, *dims):
+    order, count = [dim % x.dim() for dim in (dims[0] if dims and not isinstance(dims[0], int) else dims)], x._places.shape[0]
+    if sorted(order) != list(range(x.dim())):
+        raise RuntimeError(f"permute(sparse_coo): {tuple(order)} are not the dimensions of a tensor with {x.dim()} of them")
+    if any(dim >= count for dim in order[:count]):
+        raise RuntimeError("permute(sparse_coo): transpositions between sparse and dense dimensions are not allowed")
+    values = x._elements.permute(0, *(dim - count + 1 for dim in order[count:]))
+    return _made(x._places[order[:count]], values, [x.shape[dim] for dim in order])
 
 
 def _values(function):
@@ -242,8 +250,9 @@ def masked(x, mask):
     return _made(mask._places, x[tuple(mask._places.unbind(0))], mask.shape, mask._coalesced)
 
 
-def _zero_(x):
-    return _write(x, _made(x._places[:, :0], x._elements[:0].detach(), x.shape, True))
+def _zeros(x, *, dtype=None, device=None, **_):
+    """Returns a sparse tensor without values."""
+    return _made(x._places[:, :0], x._elements[:0].detach().to(dtype=dtype or x.dtype, device=device or x.device), x.shape, True, x.layout)
 
 
 def _sub(x, other, *, alpha=1):
@@ -390,11 +399,11 @@ _FUNCTIONS = {
     "dense_dim": lambda x: x._elements.dim() - 1, "crow_indices": _crow, "col_indices": lambda x: _coalesce(x)._places[1], "to": _converted,
     "float": lambda x: _converted(x, _core.float32), "double": lambda x: _converted(x, _core.float64), "half": lambda x: _converted(x, _core.float16),
     "cuda": lambda x, *args: _converted(x, "cuda"), "cpu": lambda x: _converted(x, "cpu"), "to_sparse_csr": _as_csr, "to_sparse": _as_coo,
-    "to_sparse_coo": _as_coo, "neg": _values(_core.neg), "abs": _values(_core.abs), "relu": _values(_core.relu), "sqrt": _values(_core.sqrt),
-    "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _with_values(lambda values: values.detach()),
+    "to_sparse_coo": _as_coo, "permute": _permute, "zeros_like": _zeros, "empty_like": _zeros,
+    "detach": _with_values(lambda values: values.detach()),
     "clone": _with_values(lambda values, **_: values.clone()), "__getitem__": _item, "select": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
     "requires_grad_": lambda x, on=True: (x._elements.requires_grad_(on), x)[1], "is_sparse": lambda x: True,
-    "add_": _add_, "__iadd__": _add_, "sub_": lambda x, other, *, alpha=1: _add_(x, other, alpha=-alpha), "zero_": _zero_, "sparse_mask": masked,
+    "add_": _add_, "__iadd__": _add_, "sub_": lambda x, other, *, alpha=1: _add_(x, other, alpha=-alpha), "zero_": lambda x: _write(x, _zeros(x)), "copy_": lambda x, other: _write(x, _converted(_FUNCTIONS["clone"](other), dtype=x.dtype, device=x.device)), "sparse_mask": masked,
     "mul_": lambda x, other: _write(x, _mul(x, other)), "__imul__": lambda x, other: _write(x, _mul(x, other)),
     "div_": lambda x, other: _write(x, _div(x, other)), "detach_": lambda x: _write(x, _FUNCTIONS["detach"](x)),
     "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _stack, "vstack": _cat, "hstack": lambda tensors: _cat(tensors, min(1, tensors[0].dim() - 1)),
@@ -402,6 +411,10 @@ _FUNCTIONS = {
     "_method_norm": lambda x, *args, **kwargs: _coalesce(x)._elements.norm(*args, **kwargs),
     "norm": lambda x, *args, **kwargs: _coalesce(x)._elements.norm(*args, **kwargs),
     "numpy": lambda x: _to_dense(x).numpy(), "tolist": lambda x: _to_dense(x).tolist(), "__rmul__": _mul, "__rmatmul__": lambda x, other: _matmul(other, x)}
+# Functions of single elements that leave zeros as they are.
+_FUNCTIONS.update((_name, _values(getattr(_core, _name))) for _name in (
+    "abs asin asinh atan atanh ceil deg2rad erf erfinv expm1 floor frac isinf isnan log1p nan_to_num neg pow rad2deg relu round sgn sign signbit sin sinh sqrt "
+    "square tan tanh trunc").split())
 _OWN = frozenset(("shape", "dtype", "ndim", "size", "dim", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex", "is_leaf", "layout",
                   "is_sparse", "is_sparse_csr"))
 _OF_VALUES = frozenset(("device", "requires_grad", "is_cuda", "grad_fn", "is_meta", "get_device", "is_cpu"))
