@@ -148,6 +148,20 @@ def test_inputs_die_after_their_last_use(torch, dynamo):
 
 
 @with_pytorch
+def test_functions_of_rows_are_computed_again_rather_than_saved(torch, dynamo):
+    # The backward pass needs the products, and all that lies between them follows from those.
+    functional, kept = torch.nn.functional, []
+    model = torch.nn.ModuleList([torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.Linear(16, 32)])
+    compiled = torch.compile(lambda x: (functional.hardswish(model[1](model[0](x))) * model[2](x).softmax(-1)).sum(), backend="thalweg")
+    x = torch.rand(64, 16)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        result = compiled(x)
+    result.backward()
+    large = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.numel() == 64 * 32}
+    assert len(large) == 2, [(tuple(tensor.shape), tensor.dtype) for tensor in kept]
+
+
+@with_pytorch
 def test_requests_are_refused_by_name(torch, dynamo):
     for keywords, part in (({"mode": "fastest"}, "'fastest' is unknown"), ({"options": {"fast": True}}, "and no other")):
         try:

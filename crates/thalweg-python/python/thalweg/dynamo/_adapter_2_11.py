@@ -1,8 +1,10 @@
 """The names of PyTorch 2.11 that are not public, and that the backend uses. 2.15 has the same."""
 
 import contextlib
+import dataclasses
 
 import torch
+import torch._functorch.partitioners
 import torch._inductor.config
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, decomposition_table
@@ -32,12 +34,41 @@ def is_left_out(description):
     return CompilerBisector.disable_subsystem("thalweg", "calls", description)
 
 
+# Functions of single elements and of rows that are calls of the table, and so parts of fused loops. PyTorch's compilers decompose them, so that
+# its partitioner, which decides what is saved and what is computed again, knows only their parts.
+_LOOPS = """
+    celu elu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish softplus softshrink
+    elu_backward glu_backward hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward
+    mish_backward softplus_backward softshrink_backward
+    linalg_vector_norm _log_softmax _log_softmax_backward_data native_layer_norm native_layer_norm_backward _safe_softmax _softmax _softmax_backward_data
+"""
+
+
+@contextlib.contextmanager
+def _loops_are_fused():
+    """Returns a region in which PyTorch's partitioner takes the functions of `_LOOPS` for parts of fused loops."""
+    partitioners = torch._functorch.partitioners
+    former, aten = partitioners.get_default_op_list, torch.ops.aten
+    loops = {getattr(aten, name) for name in _LOOPS.split() if hasattr(aten, name)}
+
+    def kinds():
+        own = former()
+        return dataclasses.replace(own, recomputable_ops=own.recomputable_ops | loops, fusible_ops=own.fusible_ops | loops)
+
+    partitioners.get_default_op_list = kinds
+    try:
+        yield
+    finally:
+        partitioners.get_default_op_list = former
+
+
 def aot(forward, backward, inference, decompositions, rewrite):
     """Returns a backend that compiles the graphs of the forward and the backward pass by the given functions. `rewrite` changes the
     graph of both before it is divided."""
 
     def partition(joint, inputs, **options):
-        return min_cut_rematerialization_partition(rewrite(joint), inputs, **options)
+        with _loops_are_fused():
+            return min_cut_rematerialization_partition(rewrite(joint), inputs, **options)
 
     return aot_autograd(
         fw_compiler=forward,
