@@ -26,11 +26,11 @@ def net():
     return made
 
 
-def steps(module, optimizer, count, rank=None, norm=None):
-    """Trains on all rows, or on a rank's half of them, whose means are those of all."""
+def steps(module, optimizer, count, rank=None, norm=None, ranks=2):
+    """Trains on all rows, or on a rank's part of them, whose means are those of all."""
     for _ in range(count):
         optimizer.zero_grad()
-        parts = [X[0::2], X[1::2]] if rank is None else [X[rank::2]]
+        parts = [X[0::2], X[1::2]] if rank is None else [X[rank::ranks]]
         (sum(module(part).square().mean() for part in parts) / len(parts)).backward()
         if norm is not None:
             nn.utils.clip_grad_norm_(module.parameters(), norm)
@@ -174,6 +174,22 @@ def test_entire_parameters_are_freed_between_passes():
             for one, two, parameter in zip(first, twice, module.parameters()):
                 close(one, parameter.grad.tolist(), 1e-5)
                 close(two, (parameter.grad * 2).tolist(), 1e-5)
+
+
+def replicated(rank):
+    from thalweg.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    rows, same = [dist.new_group([0, 1]), dist.new_group([2, 3])], [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    module = FullyShardedDataParallel(net(), process_group=(rows[rank // 2], same[rank % 2]), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+    steps(module, th.optim.SGD(module.parameters(), lr=0.1), 2, rank, ranks=4)
+    return [value.tolist() for value in module.state_dict().values()]
+
+
+def test_ranks_that_have_the_same_rows_add_up_their_gradients():
+    module = net()
+    steps(module, th.optim.SGD(module.parameters(), lr=0.1), 2)
+    for found in dist.run_ranks(replicated, 4):
+        for value, parameter in zip(found, module.parameters()):
+            close(value, parameter.tolist(), 1e-5)
 
 
 def in_buckets(rank):

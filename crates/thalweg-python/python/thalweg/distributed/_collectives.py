@@ -17,11 +17,18 @@ def _done(async_op, result=None, between_gpus=None):
     return work if async_op else (work.wait(), None)[1]
 
 
+# The names of reductions between GPUs.
+_BETWEEN_GPUS = {getattr(ReduceOp, name): (name, None) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")}
+
+
 def _direct(own, op, *tensors):
     """Returns the communicator of GPUs, or None if tensors go through the host, and the name and factor of a reduction."""
-    named = getattr(op, "name", None), getattr(op, "factor", None)
-    communicator = own.communicator(*tensors) if op is None or named[1] is not None or named[0] in ("SUM", "AVG", "PRODUCT", "MIN", "MAX") else None
-    return communicator, (named[0] or "SUM", named[1])
+    named = ("SUM", None) if op is None else _BETWEEN_GPUS.get(op)
+    if named is None:
+        named = "SUM", getattr(op, "factor", None)
+        if named[1] is None:
+            return None, named
+    return own.communicator(*tensors), named
 
 
 def _tensor(name, tensor):
@@ -138,10 +145,8 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
 
 def all_gather_coalesced(output_tensor_lists, input_tensor_list, group=None, async_op=False):
     """Copies several tensors of all ranks into lists."""
-    own = _group("all_gather_coalesced", group)
     for place, tensor in enumerate(input_tensor_list):
-        for output, source in zip(output_tensor_lists, own.tensors(tensor, "all_gather_coalesced")):
-            _put(output[place], source)
+        all_gather([outputs[place] for outputs in output_tensor_lists], tensor, group)
     return _done(async_op, output_tensor_lists)
 
 

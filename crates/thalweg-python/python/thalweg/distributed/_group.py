@@ -143,15 +143,16 @@ class ProcessGroup:
         """Returns the communicator of the ranks' GPUs, or None for tensors that go through the host. It is made by the
         first collective of all ranks that needs it."""
         device = tensors[0].device
-        if len(self._ranks) == 1 or self._store is None or self._backend == "gloo" or not all(tensor.device == device for tensor in tensors):
+        if len(tensors) > 1 and not all(tensor.device == device for tensor in tensors):
             return None
-        if device != self._device and not tensors[0]._is_on_gpu:
+        known = self._communicators.get(device)
+        if known is not None:
+            return known
+        if len(self._ranks) == 1 or self._store is None or self._backend == "gloo" or (device != self._device and not tensors[0]._is_on_gpu):
             return None
-        key = str(device)
-        if key not in self._communicators:
-            self._communicators[key] = _core._Communicator(
-                self._store, f"{self._group_name}/{device.type}", self.rank(), self.size(), device, seconds(self._timeout))
-        return self._communicators[key]
+        made = _core._Communicator(self._store, f"{self._group_name}/{device.type}", self.rank(), self.size(), device, seconds(self._timeout))
+        self._communicators[device] = made
+        return made
 
     def exchange(self, value, what):
         """Returns the values of all ranks, in their order. All must call it, for the same collective."""

@@ -15,7 +15,7 @@ from ...utils.hooks import RemovableHandle
 from .. import _check, get_process_group_ranks
 from .._placements import Replicate, Shard
 from ..tensor import DTensor
-from ..tensor._placing import part_of
+from ..tensor._placing import padded, part_of
 from ._units import Unit
 
 __all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard", "register_fsdp_forward_method"]
@@ -104,20 +104,7 @@ class ShardedParameter(Parameter, DTensor):
         shape = self._shape_in_group(number) or [1]
         rows = -(-shape[placement.dim] // group.size())
         from .._functional_collectives import gathered
-        return gathered(_padded(part, placement.dim, rows), placement.dim, group).narrow(placement.dim, 0, shape[placement.dim])
-
-    def _padded(self):
-        """Returns this rank's rows, with more below them if other ranks have more."""
-        rows = -(-(self._shape_in_group() or [1])[0] // self._parts[-1][1].size())
-        return _padded(self.data, 0, rows)
-
-    def _padded_gradient(self, gradient, dtype, ranks):
-        """Returns the gradient of the entire parameter with rows below it, so that the ranks' parts have equal sizes. No gradient is zeros."""
-        shape = self._shape_in_group() or [1]
-        rows = -(-shape[0] // ranks) * ranks
-        if gradient is None:
-            return _core.zeros([rows, *shape[1:]], dtype=dtype, device=self.device)
-        return _padded(gradient.reshape(shape), 0, rows).contiguous()
+        return gathered(padded(part, placement.dim, rows), placement.dim, group).narrow(placement.dim, 0, shape[placement.dim])
 
     def _take_gradient(self, rows):
         """Adds this rank's rows of a reduced gradient to the gradient."""
@@ -181,12 +168,6 @@ def sum_over(parameter, group):
     from .._functional_collectives import reduced
     parameter.__dict__["_sum_over"] = group
     parameter.register_hook(lambda gradient: reduced(gradient, "sum", group))
-
-
-def _padded(part, dim, rows):
-    """Returns a rank's part of a dimension with zeros below it, as large as the parts of the other ranks."""
-    missing = rows - part.shape[dim]
-    return _core.cat([part, part.new_zeros([*part.shape[:dim], missing, *part.shape[dim + 1:]])], dim) if missing else part
 
 
 def _registered(hooks, hook):
@@ -265,8 +246,12 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
                 for one in module]
     if mesh is not None and mesh.ndim > 2:
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
-    replicas = mesh.get_group(0) if group is None and mesh is not None and mesh.ndim == 2 else None
-    group = group or (mesh.get_group(mesh.ndim - 1) if mesh is not None else _check("fully_shard"))
+    if group is not None:
+        group, replicas = group
+    elif mesh is not None:
+        group, replicas = mesh.get_group(mesh.ndim - 1), mesh.get_group(0) if mesh.ndim == 2 else None
+    else:
+        group, replicas = _check("fully_shard"), None
     mesh = mesh if mesh is not None else _mesh_of(group)
     ignored, known = set(map(id, ignored_params or ())), {}
     waiting = [module]

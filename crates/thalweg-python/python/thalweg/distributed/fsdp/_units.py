@@ -19,6 +19,7 @@ from ...autograd.variable import Variable
 from ...utils import checkpoint
 from .._collectives import all_reduce, gathered_together, scattered_together
 from .._group import ReduceOp
+from ..tensor._placing import padded
 
 # The units that this thread is in, innermost last.
 _inside = threading.local()
@@ -115,8 +116,8 @@ class _Gather(Function):
     """The node of a unit's entire parameters. Its backward pass reduces their gradients."""
 
     @staticmethod
-    def forward(ctx, unit, entire, *rows):
-        ctx.unit, ctx.recorded = unit, _Recorded(unit)
+    def forward(ctx, unit, entire, parts, *_):
+        ctx.unit, ctx.parts, ctx.recorded = unit, parts, _Recorded(unit)
         ctx.set_materialize_grads(False)
         return tuple(entire)
 
@@ -124,11 +125,11 @@ class _Gather(Function):
     def backward(ctx, *gradients):
         unit = ctx.unit
         ctx.recorded.over()
-        unit.reduce(gradients)
+        unit.reduce(ctx.parts, gradients)
         if unit.reshards_after_backward:
             unit.reshard()
         # The parameters get their gradients when the reduction is complete.
-        return (None,) * (2 + len(gradients))
+        return (None,) * (3 + len(gradients))
 
 
 class _Note:
@@ -146,6 +147,47 @@ class _Note:
         return self.unit.gathered()[self.number].as_strided(self.shape, self.strides, self.offset)
 
 
+class _Part:
+    """This rank's part of a parameter, and the sizes of the entire one."""
+
+    def __init__(self, parameter, ranks):
+        self.parameter, self.device = parameter, parameter.device
+        self.dtype, self.is_trained, self._storage = self._facts()
+        self.shape, self.own = parameter._shape_in_group(), parameter.shape[0]
+        rows, *rest = self.shape or [1]
+        # All ranks' parts have as many rows, the last of which may be beyond the end.
+        self.rows = -(-rows // ranks)
+        self.padded, self.all_padded = [self.rows, *rest], [self.rows * ranks, *rest]
+        self.is_whole = self.all_padded == self.shape
+
+    def _facts(self):
+        return self.parameter.dtype, self.parameter.requires_grad, self.parameter._storage_identity()
+
+    def is_as_it_was(self):
+        """Returns whether the parameter was not converted, moved or frozen since this object was made."""
+        return self._facts() == (self.dtype, self.is_trained, self._storage)
+
+    def input(self, dtype):
+        """Returns this rank's rows for a gather."""
+        own = self.parameter if self.own == self.rows else padded(self.parameter.data, 0, self.rows)
+        return own if dtype is None or own.dtype is dtype or not own.is_floating_point() else own.to(dtype)
+
+    def entire(self, gathered):
+        """Returns the entire parameter from the rows of all ranks."""
+        return gathered if self.is_whole else gathered.narrow(0, 0, self.shape[0] if self.shape else 1).reshape(self.shape).detach()
+
+    def gradient(self, gradient, dtype):
+        """Returns the gradient of the entire parameter as the rows of all ranks. No gradient is zeros."""
+        if gradient is None:
+            return _core.zeros(self.all_padded, dtype=dtype, device=self.device)
+        return (gradient if self.is_whole else padded(gradient.reshape(self.shape or [1]), 0, self.all_padded[0])).contiguous()
+
+    def take(self, rows):
+        """Adds this rank's rows of a reduced gradient to the parameter's gradient."""
+        rows = rows if self.own == self.rows else rows.narrow(0, 0, self.own)
+        self.parameter._take_gradient(rows if rows.dtype is self.dtype else rows.to(self.dtype))
+
+
 class Unit:
     """The parameters of a module that are gathered and freed together."""
 
@@ -155,7 +197,8 @@ class Unit:
         self.context, self.is_root, self.is_synchronized, self.reshards_after_backward = Context(), True, True, True
         self.all_reduces, self.ahead_forward, self.ahead_backward = True, (), ()
         self.recorded, self.is_kept = 0, False
-        self._entire, self._work, self._home, self._streams, self._places, self._is_asked = None, None, None, [], None, False
+        self._entire, self._work, self._home, self._streams, self._is_asked = None, None, None, [], False
+        self._places, self._parts = None, None
         # The gradients that were not reduced, by the parameters' identities.
         self._accumulated = {}
         self._swapped = None
@@ -186,11 +229,15 @@ class Unit:
                 module = waiting.pop()
                 self._places += [(module._parameters, name, parameter) for name, parameter in module._parameters.items() if self._is_sharded(parameter)]
                 waiting += [child for child in module._modules.values() if child is not None and "_unit" not in child.__dict__]
+            self._parts = None
         return self._places
 
-    def parameters(self):
-        """Returns the parameters, each once."""
-        return list({id(parameter): parameter for _, _, parameter in self.places()}.values())
+    def parts(self):
+        """Returns the parts of the parameters, each once."""
+        places = self.places()
+        if self._parts is None or not all(part.is_as_it_was() for part in self._parts):
+            self._parts = [_Part(parameter, self.group.size()) for parameter in {id(one): one for _, _, one in places}.values()]
+        return self._parts
 
     # ---- Entire parameters ----------------------------------------------------------------------------------------
 
@@ -198,18 +245,15 @@ class Unit:
         """Begins to gather the parameters, unless they are gathered."""
         if self._entire is not None:
             return
-        ranks, dtype, outputs, inputs, entire = self.group.size(), self.policy.param_dtype, [], [], []
+        dtype, parts = self.policy.param_dtype, self.parts()
         with no_grad():
-            for parameter in self.parameters():
-                own, shape = parameter._padded(), parameter._shape_in_group()
-                inputs.append(own if dtype is None or not own.is_floating_point() else own.to(dtype))
-                outputs.append(inputs[-1].new_empty((own.shape[0] * ranks, *own.shape[1:])))
-                entire.append(outputs[-1].narrow(0, 0, shape[0] if shape else 1).reshape(shape).detach())
+            inputs = [part.input(dtype) for part in parts]
+            outputs = [_core.empty(part.all_padded, dtype=own.dtype, device=part.device) for part, own in zip(parts, inputs)]
             self._work = gathered_together(outputs, inputs, self.group)
-        self._entire, self._is_asked, self._home = entire, False, self._stream(entire)
+            self._entire = [part.entire(output) for part, output in zip(parts, outputs)]
         # The streams that use the parameters.
-        self._streams = []
-        for number, tensor in enumerate(entire):
+        self._is_asked, self._home, self._streams = False, self._stream(self._entire), []
+        for number, tensor in enumerate(self._entire):
             self.context.entire[tensor._storage_identity()] = self, number
 
     def gathered(self):
@@ -256,21 +300,18 @@ class Unit:
 
     def _used(self):
         """Returns the entire parameters as the modules use them, with their place in the graph."""
-        parameters, entire = self.parameters(), self.gathered()
-        if not _core.is_grad_enabled():
+        parts, entire = self.parts(), self.gathered()
+        trained = [(part, tensor) for part, tensor in zip(parts, entire) if part.is_trained]
+        if not trained or not _core.is_grad_enabled():
             return entire
-        if _is_in_backward():
-            return [tensor.detach().requires_grad_(parameter.requires_grad) for parameter, tensor in zip(parameters, entire)]
-        found = iter(())
-        if any(parameter.requires_grad for parameter in parameters):
-            trained = [(parameter, tensor) for parameter, tensor in zip(parameters, entire) if parameter.requires_grad]
-            found = iter(_Gather.apply(self, [tensor for _, tensor in trained], *(parameter for parameter, _ in trained)))
-        return [next(found) if parameter.requires_grad else tensor for parameter, tensor in zip(parameters, entire)]
+        parts_trained = [part for part, _ in trained]
+        found = iter(_Gather.apply(self, [tensor for _, tensor in trained], parts_trained, *(part.parameter for part in parts_trained)))
+        return [next(found) if part.is_trained else tensor for part, tensor in zip(parts, entire)]
 
     def swap(self):
         """Gives the modules the entire parameters."""
         if self._swapped is None:
-            used = {id(parameter): one for parameter, one in zip(self.parameters(), self._used())}
+            used = {id(part.parameter): one for part, one in zip(self.parts(), self._used())}
             self._swapped = self.places()
             for own, name, parameter in self._swapped:
                 own[name] = used[id(parameter)]
@@ -316,34 +357,32 @@ class Unit:
             if self.reshards_after_forward and not _is_in_backward():
                 self.reshard()
 
-    def reduce(self, gradients):
+    def reduce(self, parts, gradients):
         """Begins to reduce the gradients of entire parameters, or keeps them for a later pass."""
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        ranks, outputs, inputs, reduced = self.group.size(), [], [], []
+        outputs, inputs = [], []
         with no_grad():
-            for parameter, gradient in zip(trained, gradients):
-                dtype = self.policy.reduce_dtype or self.policy.param_dtype or parameter.dtype
-                gradient = None if gradient is None else gradient.detach().to(dtype if gradient.is_floating_point() else gradient.dtype)
-                earlier = self._accumulated.pop(id(parameter), None)
+            for part, gradient in zip(parts, gradients):
+                dtype = self.policy.reduce_dtype or self.policy.param_dtype or part.dtype
+                if gradient is not None:
+                    gradient = gradient.detach() if gradient.dtype is dtype or not gradient.is_floating_point() else gradient.to(dtype)
+                earlier = self._accumulated.pop(id(part.parameter), None)
                 gradient = gradient if earlier is None else earlier if gradient is None else earlier + gradient
-                if not self.is_synchronized:
-                    if gradient is not None:
-                        self._accumulated[id(parameter)] = gradient
-                    continue
-                inputs.append(parameter._padded_gradient(gradient, dtype, ranks))
-                outputs.append(inputs[-1].new_empty((inputs[-1].shape[0] // ranks, *inputs[-1].shape[1:])))
-                reduced.append((parameter, outputs[-1]))
-            if reduced:
-                self.context.reduces(self, scattered_together(outputs, inputs, self.group), reduced)
+                if self.is_synchronized:
+                    inputs.append(part.gradient(gradient, dtype))
+                    outputs.append(_core.empty(part.padded, dtype=inputs[-1].dtype, device=part.device))
+                elif gradient is not None:
+                    self._accumulated[id(part.parameter)] = gradient
+            if outputs:
+                self.context.reduces(self, scattered_together(outputs, inputs, self.group), list(zip(parts, outputs)))
 
     def take(self, work, gradients):
         """Adds reduced gradients to those of the parameters."""
         work.wait()
         with no_grad():
-            for parameter, rows in gradients:
+            for part, rows in gradients:
                 if self.replicas is not None and self.all_reduces:
                     all_reduce(rows, ReduceOp.AVG, self.replicas)
-                parameter._take_gradient(rows.narrow(0, 0, parameter.shape[0]).to(parameter.dtype))
+                part.take(rows)
 
 
 def _again():

@@ -5,14 +5,14 @@ import enum
 
 
 class ShardingStrategy(enum.Enum):
-    """The parts of a model that are spread over ranks. The results are the same; here parameters are spread, except
-    with `NO_SHARD`."""
+    """The parts of a model that are spread over ranks. The results are the same. Parameters are spread by all of them; with `SHARD_GRAD_OP`
+    and `NO_SHARD` entire ones stay between a forward pass and its backward pass."""
 
     FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _HYBRID_SHARD_ZERO2 = range(1, 6)
 
 
 class BackwardPrefetch(enum.Enum):
-    """When parameters for the next backward pass would be gathered. It changes nothing: they are kept from `forward`."""
+    """When the parameters for the next part of a backward pass are gathered. It changes nothing: they are gathered before the present part."""
 
     BACKWARD_PRE, BACKWARD_POST = range(1, 3)
 

@@ -14,6 +14,8 @@ from .api import (  # noqa: F401
     StateDictType)
 from .wrap import chosen
 
+# The strategies by which entire parameters stay between a forward pass and its backward pass.
+_KEEPING = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 _PREFIX = "_fsdp_wrapped_module."
 _CONFIGS = {StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
             StateDictType.LOCAL_STATE_DICT: (LocalStateDictConfig, LocalOptimStateDictConfig),
@@ -45,12 +47,16 @@ class FullyShardedDataParallel(Module):
         kept = {parameter for part in ignored for parameter in part.parameters()} | {
             value for value in ignored_states or () if isinstance(value, _core.Tensor)}
         parts = chosen(module, auto_wrap_policy, ignored)[0] if auto_wrap_policy is not None else []
-        group = process_group[0] if isinstance(process_group, tuple) else process_group
-        self.process_group = device_mesh.get_group() if device_mesh is not None else _check("FullyShardedDataParallel", group)
-        for part in (*parts, module):
-            fully_shard(part, mesh=device_mesh, mp_policy=policy, ignored_params=kept, group=self.process_group)
-        self._fsdp_wrapped_module = module
+        # Ranks that have the same rows, if there are any, and those that divide the rows.
+        group, replicas = process_group if isinstance(process_group, tuple) else (process_group, None)
+        if device_mesh is not None:
+            group, replicas = device_mesh.get_group(device_mesh.ndim - 1), device_mesh.get_group(0) if device_mesh.ndim == 2 else None
+        self.process_group = _check("FullyShardedDataParallel", group)
         self.sharding_strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
+        reshards = False if self.sharding_strategy in _KEEPING else None
+        for part in (*parts, module):
+            fully_shard(part, mesh=device_mesh, reshard_after_forward=reshards, mp_policy=policy, ignored_params=kept, group=(self.process_group, replicas))
+        self._fsdp_wrapped_module = module
         self.mixed_precision, self.rank, self.world_size = mixed_precision, self.process_group.rank(), self.process_group.size()
         self._state_settings = StateDictSettings(StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig())
 

@@ -6,7 +6,7 @@ gradient of the sum.
 
 from ... import _core
 from .._collectives import all_reduce
-from .._functional_collectives import Change
+from .._functional_collectives import Change, gathered
 from .._group import ReduceOp
 from .._placements import Partial, Replicate, Shard, _StridedShard
 
@@ -18,6 +18,12 @@ def part_of(tensor, dim, place, count):
     rows = -(-tensor.shape[dim] // count)
     first = min(place * rows, tensor.shape[dim])
     return tensor.narrow(dim, first, min(rows, tensor.shape[dim] - first))
+
+
+def padded(part, dim, rows):
+    """Returns a rank's part of a dimension with zeros after it, as large as the parts of the other ranks."""
+    missing = rows - part.shape[dim]
+    return _core.cat([part, part.new_zeros([*part.shape[:dim], missing, *part.shape[dim + 1:]])], dim) if missing else part
 
 
 def is_divided(placement):
@@ -40,7 +46,11 @@ def own_part(tensor, placement, group):
 
 def together(tensor, placement, group):
     """Returns the entire tensor from the parts of all ranks."""
-    found = _core.cat(group.tensors(tensor.contiguous(), "redistribute"), placement.dim)
+    dim, counts = placement.dim, group.exchange(tensor.shape[placement.dim], "redistribute")
+    most = max(counts)
+    found = gathered(padded(tensor, dim, most), dim, group)
+    if min(counts) < most:
+        found = _core.cat([found.narrow(dim, most * place, count) for place, count in enumerate(counts)], dim)
     if isinstance(placement, Shard):
         return found
     numbers = _core.arange(found.shape[placement.dim], device=found.device)
