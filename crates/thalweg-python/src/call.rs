@@ -11,7 +11,7 @@ use std::ffi::CString;
 
 use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyString, PyTuple};
+use pyo3::types::{PyBool, PyList, PyString, PyTuple};
 use smallvec::SmallVec;
 use thalweg::dispatch::{Argument, Operator, Value};
 use thalweg::driver::Label;
@@ -525,7 +525,7 @@ impl Function {
             && results.len() == 1
             && let Some(result) = results.pop()
         {
-            if let Some(same) = same_object(&result, passed) {
+            if let Some(same) = passed.first().and_then(|first| same_object(&result, first)) {
                 return Ok(same);
             }
             if extra.pin_memory {
@@ -536,8 +536,15 @@ impl Function {
             }
             return Ok(PyTensor::object_of(py, result, passed.first())?.into_any());
         }
-        let list = (results.into_iter())
-            .map(|tensor| PyTensor::object_of(py, tensor, passed.first()))
+        let given = passed.first().and_then(|first| first.cast::<PyList>().ok());
+        let list = (results.into_iter().enumerate())
+            .map(|(place, tensor)| {
+                let given = given.and_then(|list| list.get_item(place).ok());
+                match given.and_then(|one| same_object(&tensor, &one)) {
+                    Some(same) => Ok(same),
+                    None => Ok(PyTensor::object_of(py, tensor, passed.first())?.into_any()),
+                }
+            })
             .collect::<PyResult<Vec<_>>>()?;
         self.named(operator, PyTuple::new(py, list)?)
     }
@@ -608,11 +615,11 @@ fn first_tensor<'a>(arguments: &[Argument<'a>]) -> Option<&'a Tensor> {
     })
 }
 
-/// Returns the argument's object if the result is that same tensor: `x.add_(y)` and `x.contiguous()` return `x` itself.
-fn same_object<'py>(result: &Tensor, passed: &Passed<'_, 'py>) -> Option<Bound<'py, PyAny>> {
-    let candidate = passed.receiver.or(passed.places.first())?;
-    let tensor = candidate.cast::<PyTensor>().ok()?;
-    tensor.holds(result).then(|| candidate.clone())
+/// Returns the argument's object if the result is that same tensor: `x.add_(y)` and `x.contiguous()` return `x` itself, and
+/// `broadcast_tensors` those of its list that have the shape already.
+fn same_object<'py>(result: &Tensor, argument: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    let tensor = argument.cast::<PyTensor>().ok()?;
+    tensor.holds(result).then(|| argument.clone())
 }
 
 /// Calls an operator whose results are numbers that the host reads.

@@ -133,3 +133,54 @@ def test_sets_of_arguments():
     for p, q in ((D.Poisson(th.ones(2, dtype=th.float64)), D.Binomial(3, th.rand(3, 1))), (D.Laplace(th.zeros(2, dtype=th.float64), 1.0), D.Exponential(th.ones(3, 1)))):
         found = D.kl_divergence(p, q)
         assert found.dtype is th.float64 and found.shape == (3, 2) and found.isinf().all()
+
+
+def test_slopes_where_logits_are_0():
+    # The slope of log(1 + e^x) at 0 is 1/2, of an arm of |x| it is 0 or 1.
+    def slope(function):
+        x = th.zeros((), dtype=th.float64, requires_grad=True)
+        return th.autograd.grad(function(x), x)[0].item()
+    assert slope(lambda x: D.Binomial(3, logits=x).log_prob(th.tensor(1.0))) == 1 - 3 * 0.5
+    assert slope(lambda x: D.NegativeBinomial(3.0, logits=x).log_prob(th.tensor(1.0))) == 0.5 - 3 * 0.5
+    assert slope(lambda x: D.kl_divergence(D.Bernoulli(0.25), D.Bernoulli(logits=x))) == 0.5 - 0.25
+    assert slope(D.SoftplusTransform()) == 0.5 and slope(lambda x: D.TanhTransform().log_abs_det_jacobian(x, x.tanh())) == 0
+
+
+def test_draws_of_extreme_parameters_end():
+    th.manual_seed(3)
+    for bad in (math.nan, math.inf):
+        one = th.tensor([bad, 2.0])
+        assert th._standard_gamma(one).isfinite().tolist() == [False, True]
+        assert D.VonMises(0.0, one, validate_args=False).sample()[1].isfinite()
+    with raises(RuntimeError, "non-negative"):
+        th.poisson(th.tensor(math.nan))
+    count, prob = th.tensor([1e9, 40.0, 3.0, 0.0, 5.0, 1e9], dtype=th.float64), th.tensor([0.7, 0.3, 0.9, 0.5, 1.0, 2e-9], dtype=th.float64)
+    drawn = th.binomial(count.expand(4000, 6), prob.expand(4000, 6))
+    assert bool(((drawn >= 0) & (drawn <= count)).all()) and drawn[:, 3:5].unique(dim=0).tolist() == [[0, 5]]
+    distance = (drawn.mean(0) - count * prob).abs() - 5 * (count * prob * (1 - prob) / 4000).sqrt()
+    assert bool((distance <= 0).all()) and bool(((drawn.var(0) / (count * prob * (1 - prob)))[[0, 1, 2, 5]] - 1).abs().max() < 0.15)
+    for dtype in (th.float16, th.float32):
+        drawn = D.Dirichlet(th.full((200, 3), 1e-3, dtype=dtype)).sample()
+        assert drawn.dtype is dtype and bool(((drawn > 0) & (drawn < 1)).all())
+    assert D.LogisticNormal(th.zeros(2, 0), th.ones(2, 0)).sample((2,)).tolist() == [[[1], [1]]] * 2
+
+
+def test_arguments_stay_themselves():
+    loc, scale = th.zeros(2, requires_grad=True), th.ones(2)
+    made = D.Normal(loc, scale)
+    made.log_prob(th.ones(2)).sum().backward()
+    assert made.loc is loc and made.loc.grad.tolist() == [1, 1] and th.broadcast_tensors(loc, th.ones(1))[0] is loc
+    # KL of a uniform density on [2, 3] from a Pareto density by the trapezoidal rule.
+    x = th.linspace(2, 3, 2001, dtype=th.float64)
+    p, q = D.Uniform(x[0], x[-1]), D.Pareto(th.tensor(1.0, dtype=th.float64), 1.5)
+    close(D.kl_divergence(p, q).item(), -th.trapezoid(q.log_prob(x), x).item(), 1e-6)
+    assert D.kl_divergence(p, D.Pareto(2.5, 1.5)).item() == D.kl_divergence(D.Bernoulli(0.5), D.Bernoulli(0.0)).item() == math.inf
+    assert D.ContinuousBernoulli(1.0).mean.isfinite() and D.ContinuousBernoulli(1.0).entropy().isfinite()
+
+
+def test_distributions_within_maps():
+    x, scale = th.tensor([[0.0, 1.0], [2.0, 3.0], [-1.0, 0.5]]), th.tensor([[2.0, 0.5], [0.5, 1.0]])
+    found = th.func.vmap(th.func.grad(lambda loc, value: D.MultivariateNormal(loc, scale).log_prob(value)), (None, 0))(th.zeros(2), x)
+    close(found.flatten().tolist(), (x @ scale.inverse()).flatten().tolist(), 1e-5)
+    with raises(ValueError, "Expected parameter scale"):
+        th.func.vmap(lambda s: D.Normal(0.0, s).mean)(th.tensor([1.0, -1.0]))

@@ -248,3 +248,23 @@ def test_isin_compares_numbers_in_the_dtype_of_the_tensor():
     for call in (lambda: th.isin(th.tensor([True]), 1), lambda: th.isin(True, th.tensor([1]))):
         with raises(RuntimeError, "Unsupported input type encountered for isin(): Bool"):
             call()
+
+
+def test_norms_of_singular_and_of_empty_matrices():
+    singular = th.tensor([[1.0, 2.0], [2.0, 4.0]], dtype=th.float64)
+    for one in (singular, singular * 0, th.stack([singular, th.eye(2, dtype=th.float64)])):
+        for order in (1, -1, math.inf, -math.inf, "fro", "nuc"):
+            found = th.linalg.cond(one, order).flatten().tolist()
+            assert found[0] == math.inf and all(value >= 1 for value in found[1:]), (order, found)
+    assert th.linalg.cond(th.zeros(2, 0, 0, dtype=th.complex64)).dtype is th.float32 and th.linalg.cond(th.zeros(0, 0), 1).item() == 0
+    for order in (1, 2, math.inf, "fro", "nuc"):
+        for shape in ((0, 3), (3, 0), (2, 0, 3)):
+            assert th.linalg.matrix_norm(th.zeros(shape), order).tolist() == ([0, 0] if len(shape) == 3 else 0), (order, shape)
+    x = th.tensor([[3.0, 4.0j]])
+    assert th.linalg.norm(x, dtype=th.complex128).tolist() == 5 and th.linalg.lstsq(th.zeros(2, 0) * 1j, x.mT).solution.shape == (0, 1)
+    assert not th.linalg.solve_triangular(th.zeros(1, 1) * 1j, th.ones(1, 1) * 1j, upper=True).isfinite().item()
+
+
+def test_orthogonal_matrices_of_float64():
+    x = th.nn.init.orthogonal_(th.empty(5, 3, dtype=th.float64))
+    close((x.mT @ x).flatten().tolist(), th.eye(3).flatten().tolist(), 1e-14)

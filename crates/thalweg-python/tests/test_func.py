@@ -159,3 +159,32 @@ def test_slices_without_dimensions_and_what_draws_nothing():
     for function in (lambda x: x.renorm(2, 0, 1.0), lambda x: th.norm_except_dim(x, 2, 1), lambda x: F.dropout(x, 0.5, training=False), lambda x: F.dropout(x, 0.0)):
         close(vmap(function)(rows), th.stack([function(row) for row in rows]))
     close(vmap(vmap(lambda x: th.trapezoid(x, dim=0)))(rows), th.trapezoid(rows, dim=2))
+
+
+def test_calls_with_values_of_attributes():
+    class Scaled(th.nn.Linear):
+        scale = 2.0
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+    net = Scaled(1, 1, bias=False)
+    weight, x = th.ones(1, 1), th.ones(1, 1)
+    assert functional_call(net, {"weight": weight, "scale": 3.0}, x).item() == 3 and functional_call(net, {"weight": weight}, x).item() == 2
+    assert "scale" not in vars(net)
+    with raises(RuntimeError, "Unexpected key(s): 'scale'"):
+        functional_call(net, {"weight": weight, "scale": 3.0}, x, strict=True)
+
+
+def test_each_map_says_whether_numbers_are_the_same():
+    x = th.zeros(3, 2, 50)
+    for outer, inner in (("same", "different"), ("different", "same"), ("different", "different"), ("same", "same")):
+        for draw in (th.rand_like, lambda a: th.rand(50), lambda a: a.clone().normal_(), lambda a: F.dropout(th.ones(50)), lambda a: F.dropout(a + 1),
+                     lambda a: th.distributions.Normal(a, 1.0).sample(), lambda a: th._standard_gamma(th.ones(50)), lambda a: th.poisson(th.ones(50) * 90)):
+            found = vmap(vmap(draw, randomness=inner), randomness=outer)(x)
+            assert found.shape == x.shape
+            assert th.equal(found[0], found[1]) == (outer == "same") and th.equal(found[0, 0], found[0, 1]) == (inner == "same"), (outer, inner)
+    found = vmap(lambda a: th.binomial(a, th.full((50,), 0.5)), randomness="different")(th.tensor([1000.0, 10.0]))
+    assert found.shape == (2, 50) and 400 < found[0].mean() < 600 and 3 < found[1].mean() < 7
+    with raises(RuntimeError, "randomness error mode"):
+        vmap(lambda a: F.dropout(th.ones(5)) + a)(x)
+    assert vmap(lambda a: F.dropout(th.ones(5), training=False) + a.sum())(x).shape == (3, 5)

@@ -110,3 +110,13 @@ def test_what_is_left_out_is_refused_by_name():
             (lambda: nt @ nt, NotImplementedError, "matmul of two nested tensors"), (lambda: nt.sum((1, 2)), RuntimeError, "reducing along a ragged")):
         with raises(kind, text):
             call()
+
+
+def test_strided_samples_of_the_same_extents_go_together():
+    parts = [th.ones(2, 3), th.ones(1, 3) * 2]
+    one, other = th.nested.nested_tensor(parts), th.nested.as_nested_tensor(parts)
+    assert [sample.tolist() for sample in one * other - one] == [[[0] * 3] * 2, [[2] * 3]] and one.values().shape == (9,)
+    with raises(RuntimeError, "with inputs of shapes"):
+        one + th.nested.nested_tensor(parts[::-1])
+    with raises(RuntimeError, "with inputs of shapes"):
+        th.nested.nested_tensor(parts, layout=th.jagged) + th.nested.nested_tensor(parts, layout=th.jagged)

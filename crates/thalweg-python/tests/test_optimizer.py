@@ -92,6 +92,10 @@ def test_what_it_cannot():
         Momentum([])
     with raises(TypeError, "'rate'"):
         th.optim.SGD([p], rate=1.0)
+    matrix = nn.Parameter(th.ones(2, 2) * 1j)
+    matrix.grad = th.ones(2, 2) * 1j
+    with raises(RuntimeError, "does not support complex parameters"):
+        th.optim.Muon([matrix]).step()
 
 
 def test_hooks_of_steps():

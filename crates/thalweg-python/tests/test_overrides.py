@@ -297,3 +297,17 @@ def test_products_of_8_bit_floats_with_scales():
         close(th._scaled_mm(a, b, scale_a, scale_b, bias=th.ones(8), out_dtype=th.float32).flatten().tolist(), expected.flatten().tolist(), 1e-5)
     with raises(RuntimeError, "cannot be multiplied"):
         th._scaled_mm(a, a, whole, whole)
+
+
+def test_modes_receive_attributes_that_are_operators():
+    class Names(th.overrides.TorchFunctionMode):
+        seen = []
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.seen.append(func.__self__.__name__)
+            return func(*args, **(kwargs or {}))
+    x, names = th.tensor([[1 + 2j]]), ["mT", "T", "H", "mH", "real", "imag", "shape"]
+    with Names():
+        found = [getattr(x, name) for name in names]
+    assert Names.seen == names and found[3].item() == 1 - 2j and found[4].item() == 1 and found[5].item() == 2
+    assert th.func.vmap(lambda row: row + x.mT.real)(th.zeros(3, 1, 1)).tolist() == [[[1]]] * 3

@@ -23,6 +23,52 @@ def test_generators():
         first.manual_seed(2 ** 64)
 
 
+def test_states_are_bytes():
+    th.manual_seed(7)
+    state = th.get_rng_state()
+    assert state.dtype is th.uint8 and state.shape == (16,) and th.initial_seed() == 7
+    drawn = th.rand(3).tolist()
+    with th.random.fork_rng():
+        th.manual_seed(8)
+        assert th.initial_seed() == 8
+    assert th.initial_seed() == 7
+    th.default_generator.manual_seed(9)
+    assert th.initial_seed() == 9
+    th.set_rng_state(state)
+    assert th.initial_seed() == 7 and th.rand(3).tolist() == drawn
+    for kind, part, wrong in ((TypeError, "torch.ByteTensor", [1, 2]), (TypeError, "torch.ByteTensor", th.zeros(16)),
+                              (RuntimeError, "wrong size", state[:8])):
+        with raises(kind, part):
+            th.Generator().set_state(wrong)
+
+
+def test_ends_of_ranges():
+    # The word of element 9905 is one whose uniform number is rounded to 1, so `rand` has 0 there.
+    def drawn(draw):
+        th.manual_seed(678)
+        return draw()
+    count, place = 16384, 9905
+    assert drawn(lambda: th.rand(count))[place] == 0
+    for dtype in (th.float16, th.bfloat16, th.float32, th.float64):
+        assert drawn(lambda: th.empty(count, dtype=dtype).exponential_()).min() > 0
+        assert drawn(lambda: th.empty(count, dtype=dtype).bernoulli_(1.0)).min() == 1
+    assert drawn(lambda: th.empty(count).geometric_(0.5)).min() == 1
+    # A weight of 0 over a waiting time of 0 would be NaN, which is the greatest.
+    weights = th.zeros(count)
+    weights[[3, 5]] = 1
+    assert drawn(lambda: th.multinomial(weights, 1)).item() in (3, 5) and sorted(drawn(lambda: th.multinomial(weights, 2)).tolist()) == [3, 5]
+    meta = weights.to("meta")
+    assert th.multinomial(meta, 4).shape == (4,) and th.poisson(meta).shape == (count,)
+    # 69,999 is none of bfloat16's numbers, and the nearest one is above it.
+    assert th.empty(4000, dtype=th.bfloat16).random_(0, 70000).max() == 69632
+    with raises(RuntimeError, "out of bounds for"):
+        th.empty(4, dtype=th.float16).random_(0, 70000)
+    assert sorted(th.randperm(256, dtype=th.uint8).tolist()) == list(range(256))
+    for dtype, count in ((th.uint8, 257), (th.int8, 129), (th.float16, 2050)):
+        with raises(RuntimeError, "n cannot be greater than"):
+            th.randperm(count, dtype=dtype)
+
+
 def test_draws_leave_the_default_generator():
     th.manual_seed(0)
     expected = th.rand(4).tolist()
@@ -124,7 +170,7 @@ def test_states_where_tensors_are_made_without_elements():
             assert th.rand(2).is_meta
         assert state.tolist() == before.tolist() == th.get_rng_state().tolist()
         th.set_rng_state(state)
-        assert th.Generator(device="sim").manual_seed(3).get_state().tolist()[0] == 3
+        assert th.Generator(device="sim").manual_seed(3).get_state().tolist()[:2] == [3, 0]
 
 
 def test_sobol_sequences():

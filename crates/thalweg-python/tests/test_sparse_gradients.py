@@ -162,3 +162,33 @@ def test_each_leaf_keeps_its_own_gradient():
     th.testing.assert_close(th.load(file)["gradient"], x.grad)
     with raises(AssertionError, "The number of specified values in sparse COO tensors does not match: 3 != 2"):
         th.testing.assert_close(x.grad, y.grad)
+
+
+def test_a_leaf_with_several_values_of_an_index():
+    values = th.tensor([1.0, 2.0, 4.0])
+    leaf = th.sparse_coo_tensor([[2, 0, 2]], values, (3,), requires_grad=True)
+    (leaf.to_dense() * th.tensor([3.0, 5.0, 7.0])).sum().backward()
+    assert not values.requires_grad and leaf.grad.to_dense().tolist() == [3, 0, 7]
+    given = values.clone().requires_grad_()
+    (th.sparse_coo_tensor([[2, 0, 2]], given, (3,)).to_dense() * th.tensor([3.0, 5.0, 7.0])).sum().backward()
+    assert given.grad.tolist() == [7, 3, 7]
+    empty = th.sparse_coo_tensor(th.zeros(1, 0), th.zeros(0), (3,), requires_grad=True)
+    empty.to_dense().sum().backward()
+    assert empty.is_coalesced() and empty.grad.to_dense().tolist() == [0, 0, 0]
+
+
+def test_slices_and_sums_that_stay_sparse():
+    x = th.sparse_coo_tensor([[1, 0, 1], [2, 0, 1]], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], (2, 3, 2))
+    for found, wanted in ((x[1], x.to_dense()[1]), (x.select(1, -1), x.to_dense().select(1, -1)), (x.select(2, 0), x.to_dense().select(2, 0)),
+                          (th.sparse.sum(x, 2), x.to_dense().sum(2)), (th.sparse.sum(x, (1, 2)), x.to_dense().sum((1, 2)))):
+        assert found.is_sparse and found.to_dense().tolist() == wanted.tolist()
+    for found, wanted in ((x.permute(1, 0, 2), x.to_dense().permute(1, 0, 2)), (x.log1p(), x.to_dense().log1p()), (th.zeros_like(x), x.to_dense() * 0),
+                          (th.zeros_like(x).copy_(x), x.to_dense()), (x.isnan(), x.to_dense().isnan())):
+        assert found.is_sparse and th.equal(found.to_dense(), wanted)
+    with raises(RuntimeError, "between sparse and dense dimensions"):
+        x.permute(2, 1, 0)
+    assert not th.sparse.sum(x, (0, 1)).is_sparse and not x[1][2].is_sparse and x[1][2].tolist() == [1, 2]
+    with raises(IndexError, "out of range"):
+        x[2]
+    with raises(RuntimeError, "sparse_dim()!=2"):
+        th.ones(1, 2, 3).to_sparse_csr()

@@ -157,7 +157,7 @@ impl Tensor {
     ) -> Result<Self> {
         let label = label_at("normal", Location::caller());
         creating("normal", (shape, DType::F32, device), label.location, || {
-            check_normal(f64::from(mean), f64::from(deviation))?;
+            check_deviation(f64::from(deviation))?;
             Self::drawn(
                 built_in!("thalweg::sequence_normal")?,
                 2,
@@ -236,10 +236,8 @@ fn check_uniform(low: f64, high: f64, largest: f64) -> Result<()> {
     ))
 }
 
-/// Refuses a mean or a deviation that is not a number, and a negative deviation.
-fn check_normal(mean: f64, deviation: f64) -> Result<()> {
-    if deviation >= 0.0 && !mean.is_nan() {
-        return Ok(());
-    }
-    Err(invalid!("the mean {mean} must be a number and the deviation {deviation} at least 0"))
+/// Refuses a deviation that is negative or not a number.
+fn check_deviation(deviation: f64) -> Result<()> {
+    refuse_if!(deviation < 0.0 || deviation.is_nan(), "normal expects std >= 0.0, but found std {deviation}");
+    Ok(())
 }

@@ -57,9 +57,21 @@ impl<'b> Words<'b> {
 
     /// Returns a number in (0, 1], in the dtype in which numbers of the result's dtype are computed.
     fn open(&self, signature: &Signature) -> Value<'b> {
-        let wide = if signature.outputs[0] == DType::F64 { DType::F64 } else { DType::F32 };
-        1.0 - self.fraction(self.position).to(wide)
+        1.0 - self.fraction(self.position).to(wide(signature))
     }
+
+    /// Returns the logarithm of a number in (0, 1), in the same dtype, as PyTorch's kernels for GPUs do. It is at most −2⁻²⁴, so
+    /// it is not 0 in any dtype.
+    fn log_open(&self, signature: &Signature) -> Value<'b> {
+        let (unit, least) = (self.unit(self.position), f64::from(1u32 << 24).recip());
+        let logarithm = unit.to(wide(signature)).log();
+        unit.ge(1.0 - least).select(logarithm.like(-least), logarithm)
+    }
+}
+
+/// Returns the dtype in which numbers of the result's dtype are computed.
+fn wide(signature: &Signature) -> DType {
+    if signature.outputs[0] == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// 1 with a probability, else 0.
@@ -76,8 +88,8 @@ pub static EXPONENTIAL: LoopOp = drawn(
     "Numbers of an exponential distribution, of which the factor is the negative mean.",
     &["threads", "factor"],
     |b, signature| {
-        let number = Words::new(b).open(signature);
-        let drawn = number.log() * b.scalar(DType::F64).to(number.dtype());
+        let logarithm = Words::new(b).log_open(signature);
+        let drawn = logarithm * b.scalar(DType::F64).to(logarithm.dtype());
         b.output(drawn.to(signature.compute), signature.outputs[0], OutputPlace::Row);
     },
 );
@@ -88,8 +100,8 @@ pub static GEOMETRIC: LoopOp = drawn(
     "Numbers of trials up to the first success, where the factor is the reciprocal of ln (1 − p).",
     &["threads", "factor"],
     |b, signature| {
-        let number = Words::new(b).open(signature);
-        let drawn = (number.log() * b.scalar(DType::F64).to(number.dtype())).ceil();
+        let logarithm = Words::new(b).log_open(signature);
+        let drawn = (logarithm * b.scalar(DType::F64).to(logarithm.dtype())).ceil();
         b.output(drawn.to(signature.compute), signature.outputs[0], OutputPlace::Row);
     },
 );

@@ -1,16 +1,18 @@
 """Random numbers by rejection (`torch.poisson`, `torch.binomial`, gamma and Dirichlet numbers).
 The host waits to know which were rejected."""
 
+import math
+
 from . import _core
-from ._functions import broadcast_tensors
-from .autograd import Function, no_grad
+from ._functions import broadcast_tensors, finfo
+from .autograd import Function
 
 
 def _rejected(propose):
     """Returns, for each element, the first number that is accepted. `propose` returns candidates and whether they are
-    accepted."""
+    accepted. One that is not finite is kept: its parameters are not, and no other would be accepted."""
     drawn, accepted = propose()
-    while not bool(accepted.all()):
+    while not bool((accepted := accepted | ~drawn.isfinite()).all()):
         again, is_accepted = propose()
         drawn = _core.where(accepted, drawn, again)
         accepted = accepted | is_accepted
@@ -19,7 +21,7 @@ def _rejected(propose):
 
 def _gamma_of(shape, generator=None):
     """Returns gamma numbers of scale 1 (Marsaglia and Tsang, 2000), computed in float64 for float64 and in float32 for other
-    dtypes."""
+    dtypes. None is 0: the smallest is the smallest normal number."""
     alpha = shape if shape.dtype is _core.float64 else shape.float()
     is_small = alpha < 1
     # A gamma number of shape a is one of shape a + 1 times a uniform number to the power of 1 / a.
@@ -30,11 +32,11 @@ def _gamma_of(shape, generator=None):
         x = _core.randn(list(alpha.shape), dtype=alpha.dtype, device=alpha.device, generator=generator)
         u = 1 - _core.rand(list(alpha.shape), dtype=alpha.dtype, device=alpha.device, generator=generator)
         v = (1 + c * x) ** 3
-        accepted = (v > 0) & (u.log() < 0.5 * x * x + d - d * v + d * v.clamp_min(1e-30).log())
-        return d * v, accepted | ~(alpha > 0)
+        return d * v, (v > 0) & (u.log() < 0.5 * x * x + d - d * v + d * v.clamp_min(1e-30).log())
     drawn = _rejected(propose)
     u = 1 - _core.rand(list(alpha.shape), dtype=alpha.dtype, device=alpha.device, generator=generator)
-    return _core.where(is_small, drawn * (u.log() / alpha).exp(), drawn)
+    drawn = _core.where(is_small, drawn * (u.log() / alpha).exp(), drawn)
+    return drawn.to(shape.dtype).clamp_min(finfo(shape.dtype).tiny)
 
 
 def _gamma_gradient(alpha, x):
@@ -52,7 +54,7 @@ def _gamma_gradient(alpha, x):
 class _StandardGamma(Function):
     @staticmethod
     def forward(ctx, alpha):
-        drawn = _gamma_of(alpha).to(alpha.dtype)
+        drawn = _gamma_of(alpha)
         ctx.save_for_backward(alpha, drawn)
         return drawn
 
@@ -64,14 +66,14 @@ class _StandardGamma(Function):
 def _standard_gamma(input, generator=None):
     """Returns gamma numbers of scale 1. Gradients flow to the shape."""
     if generator is not None:
-        return _gamma_of(input, generator).to(input.dtype)
+        return _gamma_of(input, generator)
     return _StandardGamma.apply(input)
 
 
 def _sample_dirichlet(input, generator=None):
-    """Returns gamma numbers divided by their sums along the last dimension."""
-    drawn = _standard_gamma(input, generator)
-    return drawn / drawn.sum(-1, keepdim=True)
+    """Returns gamma numbers of float64 divided by their sums along the last dimension. None is 0 or 1."""
+    drawn, limits = _standard_gamma(input.double(), generator), finfo(input.dtype)
+    return (drawn / drawn.sum(-1, keepdim=True)).to(input.dtype).clamp(limits.tiny, 1 - limits.eps / 2)
 
 
 def _small_poisson(rate, generator):
@@ -105,11 +107,12 @@ def _large_poisson(rate, generator):
     return _rejected(propose)
 
 
-@no_grad()
 def poisson(input, generator=None):
     """Returns Poisson numbers whose means are the elements."""
-    rate = input.detach() if input.dtype is _core.float64 else input.detach().double()
-    if bool((rate < 0).any()):
+    if input.device.type == "meta":
+        return _core.empty_like(input)
+    rate = input.detach().double()
+    if not bool((rate >= 0).all()):
         raise RuntimeError("invalid Poisson rate, expected rate to be non-negative")
     is_small = rate < 10
     small = _small_poisson(_core.where(is_small, rate, 0.0), generator)
@@ -118,27 +121,55 @@ def poisson(input, generator=None):
     return _core.where(is_small, small, _large_poisson(rate.clamp_min(10.0), generator)).to(input.dtype)
 
 
-@no_grad()
+def _few_successes(count, prob, generator):
+    """Returns binomial numbers for small means: how many geometric numbers have a sum that is at most `count`."""
+    place, found = _core.zeros_like(prob), _core.zeros_like(prob)
+    is_open = (count > 0) & (prob > 0)
+    while bool(is_open.any()):
+        u = 1 - _core.rand(list(prob.shape), dtype=prob.dtype, device=prob.device, generator=generator)
+        place = place + (u.log() / (-prob).log1p()).ceil()
+        is_open = is_open & (place <= count)
+        found = found + is_open.to(prob.dtype)
+    return found
+
+
+def _many_successes(count, prob, generator):
+    """Returns binomial numbers for means of at least 10 and probabilities up to 1/2, by transformed rejection (Hörmann, 1993)."""
+    odds, deviation = prob / (1 - prob), (count * prob * (1 - prob)).sqrt()
+    b = 1.15 + 2.53 * deviation
+    a = -0.0873 + 0.0248 * b + 0.01 * prob
+    most, inverse = 0.92 - 4.2 / b, (2.83 + 5.1 / b) * deviation
+    mode = ((count + 1) * prob).floor()
+
+    def terms(k):
+        return k * odds.log() - (k + 1).lgamma() - (count - k + 1).lgamma()
+
+    def propose():
+        u, v = (_core.rand(list(prob.shape), dtype=prob.dtype, device=prob.device, generator=generator) for _ in range(2))
+        u, v = u - 0.5, 1 - v
+        us = 0.5 - u.abs()
+        k = ((2 * a / us + b) * u + count * prob + 0.5).floor()
+        is_possible = (k >= 0) & (k <= count)
+        is_below = (v * inverse / (a / (us * us) + b)).log() <= terms(k.clamp_min(0).minimum(count)) - terms(mode)
+        return k, is_possible & (((us >= 0.07) & (v <= most)) | is_below)
+    return _rejected(propose)
+
+
 def binomial(count, prob, generator=None):
-    """Returns the numbers of successes in `count` trials of probability `prob`, by simulating the trials in batches of some
-    thousand."""
-    count, prob = broadcast_tensors(count, prob)
-    if bool((count < 0).any()):
-        raise RuntimeError("binomial: count must not be negative")
-    most = int(count.max()) if count.numel() else 0
-    trials = max(1, min(most, (1 << 22) // max(count.numel(), 1)))
-    successes = _core.zeros(list(count.shape), dtype=prob.dtype, device=prob.device)
-    for first in range(0, most, trials):
-        numbers = _core.arange(first, min(first + trials, most), device=count.device).view([-1] + [1] * count.dim())
-        drawn = _core.rand([len(numbers)] + list(count.shape), dtype=_core.float32, device=prob.device, generator=generator)
-        successes = successes + ((drawn < prob) & (numbers < count)).sum(0)
-    return successes.to(count.dtype)
-
-
+    """Returns the numbers of successes in `count` trials of probability `prob`."""
+    for name, value in (("count", count), ("prob", prob)):
+        if not value.is_floating_point():
+            raise ValueError(f"binomial only supports floating-point dtypes for {name}, got: {value.dtype}")
+    n, p = broadcast_tensors(count.detach().double(), prob.detach().double())
+    rarer = p.minimum(1 - p)
+    is_many = n * rarer >= 10
+    found = _few_successes(_core.where(is_many, 0.0, n), rarer, generator)
+    if bool(is_many.any()):
+        found = _core.where(is_many, _many_successes(_core.where(is_many, n, 100.0), _core.where(is_many, rarer, 0.5), generator), found)
+    found = _core.where(p > 0.5, n.clamp_min(0) - found, found)
+    return found.masked_fill(n.isnan() | p.isnan(), math.nan).to(count.dtype)
 
 
 def add(namespace):
     """Adds the functions to a namespace."""
     namespace.update(poisson=poisson, binomial=binomial, _standard_gamma=_standard_gamma, _sample_dirichlet=_sample_dirichlet)
-
-

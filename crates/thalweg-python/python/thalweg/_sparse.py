@@ -58,9 +58,11 @@ def _write(x, other):
     return x
 
 
-def _numbers(value, dtype=None, device=None):
+def _numbers(value, dtype=None, device=None, requires_grad=False):
+    """Returns numbers as a tensor of its own, which requires a gradient if that is asked for, or if the given tensor does."""
     value = value if isinstance(value, Tensor) else _core.tensor(value)
-    return value.to(device=device or value.device, dtype=dtype or value.dtype)
+    value = value.to(device=device or value.device, dtype=dtype or value.dtype)
+    return value if value.requires_grad and not requires_grad else value.detach().requires_grad_(requires_grad)
 
 
 def sparse_coo_tensor(indices, values=None, size=None, *, dtype=None, device=None, pin_memory=False, requires_grad=False, check_invariants=None,
@@ -69,7 +71,7 @@ def sparse_coo_tensor(indices, values=None, size=None, *, dtype=None, device=Non
     if values is None:
         size, dense = indices, _core.zeros([0], dtype=dtype, device=device)
         return _made(_core.zeros([len(size), 0], dtype=_core.int64, device=device), dense, size, True)
-    values = _numbers(values, dtype, device)
+    values = _numbers(values, dtype, device, requires_grad)
     indices = _numbers(indices, _core.int64, values.device)
     if indices.dim() != 2 or values.dim() == 0 or indices.shape[1] != values.shape[0]:
         raise RuntimeError(f"sparse_coo_tensor: indices has to be a matrix with a column for each value, but indices has the shape {tuple(indices.shape)} and "
@@ -79,7 +81,7 @@ def sparse_coo_tensor(indices, values=None, size=None, *, dtype=None, device=Non
         size = [*extents, *values.shape[1:]]
     if len(size) != indices.shape[0] + values.dim() - 1:
         raise RuntimeError(f"number of dimensions must be sparse_dim ({indices.shape[0]}) + dense_dim ({values.dim() - 1}), but got {len(size)}")
-    return _made(indices, values.requires_grad_() if requires_grad else values, size, bool(is_coalesced))
+    return _made(indices, values, size, bool(is_coalesced) or indices.shape[1] < 2)
 
 
 def _rows(counts, device):
@@ -91,10 +93,9 @@ def _rows(counts, device):
 def sparse_csr_tensor(crow_indices, col_indices, values, size=None, *, dtype=None, device=None, pin_memory=False, requires_grad=False,
                       check_invariants=None):
     """Returns a sparse matrix from the positions at which its rows begin, and the columns of its values."""
-    values = _numbers(values, dtype, device)
+    values = _numbers(values, dtype, device, requires_grad)
     crow, columns = (_numbers(value, _core.int64, values.device) for value in (crow_indices, col_indices))
     size = [crow.numel() - 1, int(columns.max().item()) + 1 if columns.numel() else 0] if size is None else size
-    values = values.requires_grad_() if requires_grad else values
     return _made(_core.stack([_rows(crow, values.device), columns]), values, size, True, _names.sparse_csr)
 
 
@@ -136,13 +137,14 @@ def _flat(x):
     return flat
 
 
-def _coalesce(x):
-    """Returns the tensor with one value per index, sorted by index."""
+def _coalesce(x, is_sum=True):
+    """Returns the tensor with one value per index, sorted by index: the sum of those of the index, or, if all of them are the same, one of them."""
     if x._coalesced:
         return x
     from ._functions import unique
     flat, inverse = unique(_flat(x), return_inverse=True) if x._places.shape[1] else (_flat(x), _flat(x))
-    values = x._elements.new_zeros((flat.numel(), *x._elements.shape[1:])).index_add(0, inverse, x._elements)
+    values = x._elements.new_zeros((flat.numel(), *x._elements.shape[1:]))
+    values = values.index_add(0, inverse, x._elements) if is_sum else values.index_put([inverse], x._elements)
     places = []
     for extent in reversed(x.shape[:x._places.shape[0]]):
         places.append(flat % extent)
@@ -151,8 +153,7 @@ def _coalesce(x):
 
 
 def _to_dense(x, *args, **kwargs):
-    whole = x._elements.new_zeros(list(x.shape))
-    return whole.index_put(list(x._places.unbind(0)), x._elements, accumulate=True) if x._places.shape[1] else whole
+    return x._elements.new_zeros(list(x.shape)).index_put(list(x._places.unbind(0)), x._elements, accumulate=True)
 
 
 def _mm(x, other):
@@ -175,9 +176,17 @@ def _matmul(first, second):
 def _transpose(x, dim0=0, dim1=1):
     order = list(range(x.dim()))
     order[dim0], order[dim1] = order[dim1], order[dim0]
-    if max(order[:x._places.shape[0]]) >= x._places.shape[0]:
-        raise NotImplementedError("transpose of a sparse and a dense dimension is left out")
-    return _made(x._places[order[:x._places.shape[0]]], x._elements, [x.shape[dim] for dim in order])
+    return _permute(x, order)
+
+
+def _permute(x, *dims):
+    order, count = [dim % x.dim() for dim in (dims[0] if dims and not isinstance(dims[0], int) else dims)], x._places.shape[0]
+    if sorted(order) != list(range(x.dim())):
+        raise RuntimeError(f"permute(sparse_coo): {tuple(order)} are not the dimensions of a tensor with {x.dim()} of them")
+    if any(dim >= count for dim in order[:count]):
+        raise RuntimeError("permute(sparse_coo): transpositions between sparse and dense dimensions are not allowed")
+    values = x._elements.permute(0, *(dim - count + 1 for dim in order[count:]))
+    return _made(x._places[order[:count]], values, [x.shape[dim] for dim in order])
 
 
 def _values(function):
@@ -218,7 +227,8 @@ def _add(x, other, *, alpha=1):
         return dense[0] + dense[1] * alpha
     if x.shape != other.shape:
         raise RuntimeError(f"add: expected 'self' and 'other' to have same size, but self has size {list(x.shape)} while other has size {list(other.shape)}")
-    return _coalesce(_made(_core.cat([x._places, other._places], 1), _core.cat([x._elements, other._elements * alpha]), x.shape))
+    layout = x.layout if x.layout is other.layout else None
+    return _coalesce(_made(_core.cat([x._places, other._places], 1), _core.cat([x._elements, other._elements * alpha]), x.shape, layout=layout))
 
 
 def _add_(x, other, *, alpha=1):
@@ -240,8 +250,9 @@ def masked(x, mask):
     return _made(mask._places, x[tuple(mask._places.unbind(0))], mask.shape, mask._coalesced)
 
 
-def _zero_(x):
-    return _write(x, _made(x._places[:, :0], x._elements[:0].detach(), x.shape, True))
+def _zeros(x, *, dtype=None, device=None, **_):
+    """Returns a sparse tensor without values."""
+    return _made(x._places[:, :0], x._elements[:0].detach().to(dtype=dtype or x.dtype, device=device or x.device), x.shape, True, x.layout)
 
 
 def _sub(x, other, *, alpha=1):
@@ -316,14 +327,30 @@ def _sum(x, dim=None, *args, **kwargs):
     if dim is None:
         return x._elements.sum()
     dims = [one % x.dim() for one in ([dim] if isinstance(dim, int) else dim)]
-    kept = [place for place in range(x._places.shape[0]) if place not in dims]
-    if len(dims) == x._places.shape[0] or any(one >= x._places.shape[0] for one in dims):
+    count = x._places.shape[0]
+    kept, within = [place for place in range(count) if place not in dims], [one - count + 1 for one in dims if one >= count]
+    if not kept:
         return _to_dense(x).sum(dims)
-    return _coalesce(_made(x._places[kept], x._elements, [extent for place, extent in enumerate(x.shape) if place not in dims]))
+    values = x._elements.sum(within) if within else x._elements
+    return _coalesce(_made(x._places[kept], values, [extent for place, extent in enumerate(x.shape) if place not in dims]))
 
 
-def _select(x, index):
-    return _to_dense(x)[index]
+def _select(x, dim, index):
+    """Returns a slice, which is sparse if there is another sparse dimension."""
+    if not -x.dim() <= dim < x.dim() or not -x.shape[dim] <= index < x.shape[dim]:
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {dim}")
+    dim, index, count = dim % x.dim(), index % x.shape[dim], x._places.shape[0]
+    shape = [extent for place, extent in enumerate(x.shape) if place != dim]
+    if dim >= count:
+        return _made(x._places, x._elements.select(dim - count + 1, index), shape, x._coalesced)
+    if count == 1:
+        return _to_dense(x)[index]
+    taken = (x._places[dim] == index).nonzero().squeeze(1)
+    return _made(x._places[[place for place in range(count) if place != dim]][:, taken], x._elements[taken], shape, x._coalesced)
+
+
+def _item(x, index):
+    return _select(x, 0, index) if isinstance(index, int) and not x.is_sparse_csr else _to_dense(x)[index]
 
 
 def _crow(x):
@@ -338,6 +365,8 @@ def _converted(x, *args, **kwargs):
 
 
 def _as_csr(x, *_, **__):
+    if x._places.shape[0] != 2:
+        raise RuntimeError("conversion from Sparse to SparseCsr for input tensors with sparse_dim()!=2 is not supported")
     own = _coalesce(x)
     return _made(own._places, own._elements, x.shape, True, _names.sparse_csr)
 
@@ -364,17 +393,17 @@ def _printed(x, *_, **__):
 
 _FUNCTIONS = {
     "coalesce": _coalesce, "to_dense": _to_dense, "mm": _matmul, "matmul": _matmul, "mv": _matmul, "spmm": _matmul, "smm": _matmul, "dsmm": _matmul,
-    "t": _transpose, "transpose": _transpose, "mul": _mul, "multiply": _mul, "div": _div, "add": _add, "sub": _sub, "sum": _sum,
+    "t": lambda x: _transpose(x) if x.dim() > 1 else x, "transpose": _transpose, "mul": _mul, "multiply": _mul, "div": _div, "add": _add, "sub": _sub, "sum": _sum,
     "is_coalesced": lambda x: x._coalesced, "indices": _checked_indices, "_indices": lambda x: x._places, "values": lambda x: _coalesce(x)._elements,
     "_values": lambda x: x._elements, "_nnz": lambda x: x._places.shape[1], "sparse_dim": lambda x: x._places.shape[0],
     "dense_dim": lambda x: x._elements.dim() - 1, "crow_indices": _crow, "col_indices": lambda x: _coalesce(x)._places[1], "to": _converted,
     "float": lambda x: _converted(x, _core.float32), "double": lambda x: _converted(x, _core.float64), "half": lambda x: _converted(x, _core.float16),
     "cuda": lambda x, *args: _converted(x, "cuda"), "cpu": lambda x: _converted(x, "cpu"), "to_sparse_csr": _as_csr, "to_sparse": _as_coo,
-    "to_sparse_coo": _as_coo, "neg": _values(_core.neg), "abs": _values(_core.abs), "relu": _values(_core.relu), "sqrt": _values(_core.sqrt),
-    "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _with_values(lambda values: values.detach()),
-    "clone": _with_values(lambda values, **_: values.clone()), "__getitem__": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
+    "to_sparse_coo": _as_coo, "permute": _permute, "zeros_like": _zeros, "empty_like": _zeros,
+    "detach": _with_values(lambda values: values.detach()),
+    "clone": _with_values(lambda values, **_: values.clone()), "__getitem__": _item, "select": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
     "requires_grad_": lambda x, on=True: (x._elements.requires_grad_(on), x)[1], "is_sparse": lambda x: True,
-    "add_": _add_, "__iadd__": _add_, "sub_": lambda x, other, *, alpha=1: _add_(x, other, alpha=-alpha), "zero_": _zero_, "sparse_mask": masked,
+    "add_": _add_, "__iadd__": _add_, "sub_": lambda x, other, *, alpha=1: _add_(x, other, alpha=-alpha), "zero_": lambda x: _write(x, _zeros(x)), "copy_": lambda x, other: _write(x, _converted(_FUNCTIONS["clone"](other), dtype=x.dtype, device=x.device)), "sparse_mask": masked,
     "mul_": lambda x, other: _write(x, _mul(x, other)), "__imul__": lambda x, other: _write(x, _mul(x, other)),
     "div_": lambda x, other: _write(x, _div(x, other)), "detach_": lambda x: _write(x, _FUNCTIONS["detach"](x)),
     "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _stack, "vstack": _cat, "hstack": lambda tensors: _cat(tensors, min(1, tensors[0].dim() - 1)),
@@ -382,6 +411,10 @@ _FUNCTIONS = {
     "_method_norm": lambda x, *args, **kwargs: _coalesce(x)._elements.norm(*args, **kwargs),
     "norm": lambda x, *args, **kwargs: _coalesce(x)._elements.norm(*args, **kwargs),
     "numpy": lambda x: _to_dense(x).numpy(), "tolist": lambda x: _to_dense(x).tolist(), "__rmul__": _mul, "__rmatmul__": lambda x, other: _matmul(other, x)}
+# Functions of single elements that leave zeros as they are.
+_FUNCTIONS.update((_name, _values(getattr(_core, _name))) for _name in (
+    "abs asin asinh atan atanh ceil deg2rad erf erfinv expm1 floor frac isinf isnan log1p nan_to_num neg pow rad2deg relu round sgn sign signbit sin sinh sqrt "
+    "square tan tanh trunc").split())
 _OWN = frozenset(("shape", "dtype", "ndim", "size", "dim", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex", "is_leaf", "layout",
                   "is_sparse", "is_sparse_csr"))
 _OF_VALUES = frozenset(("device", "requires_grad", "is_cuda", "grad_fn", "is_meta", "get_device", "is_cpu"))
@@ -396,7 +429,8 @@ def _called(func, args, kwargs):
             return _transpose(args[0])
         if name == "grad":
             gradient = args[0]._elements.grad
-            return None if gradient is None else _made(args[0]._places, gradient, args[0].shape)
+            # The gradient of an element is that of each of its values, which count once.
+            return None if gradient is None else _coalesce(_made(args[0]._places, gradient, args[0].shape, args[0]._coalesced), is_sum=False)
         if name == "data":
             return _made(args[0]._places, args[0]._elements.data, args[0].shape, args[0]._coalesced, args[0].__dict__["layout"])
         if name in _OF_VALUES:

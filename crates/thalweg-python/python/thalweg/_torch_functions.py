@@ -92,7 +92,8 @@ _OF_FUNCTIONAL = frozenset("linear gelu scaled_dot_product_attention one_hot sof
 def _function(name, is_method):
     """Returns the function that a program calls by a name."""
     if is_method:
-        return _originals.get(name) or getattr(Tensor, name)
+        found = _originals.get(name) or getattr(Tensor, name)
+        return found if callable(found) else found.__get__
     import sys
     own = getattr(_core, name, None) or _core._in_place[name]
     public = getattr(sys.modules[__package__], name, None)
@@ -421,11 +422,12 @@ def activate():
     package = sys.modules[__package__]
     for module in (package, *modules):
         for name, value in list(vars(module).items()):
-            if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _NOT_OVERRIDABLE and (
+            if isinstance(value, types.FunctionType) and (name in _PRIVATE or not name.startswith("_")) and name not in _NOT_OVERRIDABLE and (
                     value.__globals__.get("__name__") in names) and "__wrapped__" not in vars(value):
                 _make_overridable(value)
 
 
+_PRIVATE = {"_standard_gamma", "_sample_dirichlet"}
 _NOT_OVERRIDABLE = {
     "is_tensor", "is_storage", "set_default_tensor_type", "set_printoptions", "typename", "is_grad_enabled", "broadcast_shapes", "has_torch_function",
     "boolean_dispatch", "use_deterministic_algorithms", "set_default_device", "get_default_device", "can_cast", "promote_types", "compile"}

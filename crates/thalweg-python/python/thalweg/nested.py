@@ -213,11 +213,18 @@ def _beside(x, other):
     extra = x._values.dim() + 1 - other.dim()
     full = other.reshape((1,) * extra + tuple(other.shape))
     if full.shape[x._ragged_idx] != 1:
-        raise RuntimeError(f"cannot call a binary pointwise function with inputs of shapes {tuple(_shape(x))} and {tuple(other.shape)}")
+        raise RuntimeError(f"cannot call a binary pointwise function with inputs of shapes {tuple(_sizes(x))} and {tuple(other.shape)}")
     full = full.squeeze(x._ragged_idx)
     if full.shape[0] == 1:
         return full.squeeze(0).unsqueeze(x._ragged_idx - 1)
     return full.index_select(0, x._rows.samples()).movedim(0, x._ragged_idx - 1)
+
+
+def _have_same_rows(x, other):
+    """Returns whether samples begin at the same places: those of one object, or, if both are strided, of the same extents."""
+    if other._rows is x._rows or other._rows.offsets is x._rows.offsets:
+        return True
+    return x._layout is other._layout is _core.strided and x._rows.lengths() == other._rows.lengths()
 
 
 def _of_elements(func, args, kwargs):
@@ -226,9 +233,9 @@ def _of_elements(func, args, kwargs):
     replaced((args, kwargs), lambda value: nested.append(value) if isinstance(value, NestedTensor) else None)
     first = nested[0]
     for other in nested[1:]:
-        if other._rows is not first._rows and other._rows.offsets is not first._rows.offsets or other._ragged_idx != first._ragged_idx:
-            raise RuntimeError(f"cannot call binary pointwise function {getattr(func, '__name__', '')} with inputs of shapes {tuple(_shape(first))} and "
-                               f"{tuple(_shape(other))}")
+        if other._ragged_idx != first._ragged_idx or not _have_same_rows(first, other):
+            raise RuntimeError(f"cannot call binary pointwise function {getattr(func, '__name__', '')} with inputs of shapes {tuple(_sizes(first))} and "
+                               f"{tuple(_sizes(other))}")
 
     def own(value):
         return value._values if isinstance(value, NestedTensor) else _beside(first, value)
@@ -424,7 +431,7 @@ def _refused(name):
 
 _FUNCTIONS = {
     "size": _size, "dim": lambda x: x._values.dim() + 1, "ndimension": lambda x: x._values.dim() + 1, "numel": lambda x: x._values.numel(),
-    "nelement": lambda x: x._values.numel(), "__len__": lambda x: x._rows.offsets.numel() - 1, "values": lambda x: x._values,
+    "nelement": lambda x: x._values.numel(), "__len__": lambda x: x._rows.offsets.numel() - 1, "values": lambda x: x._values.flatten() if x._layout is _core.strided else x._values, "__iter__": lambda x: iter(_unbound(x)),
     "offsets": lambda x: x._rows.offsets, "lengths": lambda x: None, "unbind": _unbound, "to_padded_tensor": _padded, "is_contiguous": lambda x, *_, **__: True,
     "sum": _reduced("sum"), "mean": _reduced("mean"), "amax": _extreme("amax", float("-inf")), "amin": _extreme("amin", float("inf")),
     "max": _extreme("amax", float("-inf")), "min": _extreme("amin", float("inf")), "any": lambda x: x._values.any(), "all": lambda x: x._values.all(),

@@ -1,6 +1,7 @@
 """Seeds and states of the generators of random numbers (`torch.random`)."""
 
 import contextlib
+import struct
 
 from . import _core
 
@@ -56,24 +57,34 @@ def fork_rng(devices=None, enabled=True, device_type="cuda"):
 
 
 def initial_seed():
-    """Returns the seed that was set last."""
-    return _seed
+    """Returns the seed of the current device's default generator."""
+    return _seed if _is_forked else _core._rng_state(_drawing())[0]
 
 
-def _as_tensor(state):
-    """Returns a state as a tensor on a device with memory."""
-    return _core.tensor([value - 2**64 if value >= 2**63 else value for value in state], dtype=_core.int64, device=_drawing())
+def _as_bytes(state):
+    """Returns a state, seed and offset, as a tensor of bytes on a device with memory."""
+    return _core.tensor(list(struct.pack("<QQ", *state)), dtype=_core.uint8, device=_drawing())
+
+
+def _from_bytes(state):
+    """Returns the seed and the offset of a state."""
+    if not isinstance(state, _core.Tensor):
+        raise TypeError(f"expected a torch.ByteTensor, but got {type(state).__name__}")
+    if state.dtype is not _core.uint8:
+        raise TypeError("RNG state must be a torch.ByteTensor")
+    if state.numel() != 16:
+        raise RuntimeError(f"RNG state is wrong size: it has {state.numel()} bytes, not 16")
+    return struct.unpack("<QQ", bytes(state.flatten().tolist()))
 
 
 def get_rng_state(device=None):
-    """Returns the state of a device's default generator: seed and offset, as int64."""
-    return _as_tensor(_core._rng_state(_drawing(device)))
+    """Returns the state of a device's default generator, as 16 bytes."""
+    return _as_bytes(_core._rng_state(_drawing(device)))
 
 
 def set_rng_state(new_state, device=None):
     """Sets the state of a device's default generator."""
-    seed, offset = new_state.tolist()
-    _core._set_rng_state(seed % 2**64, offset % 2**64, _drawing(device))
+    _core._set_rng_state(*_from_bytes(new_state), _drawing(device))
 
 
 def _restored(device, seed, offset):
@@ -84,14 +95,13 @@ def _restored(device, seed, offset):
 
 
 def _get_state(self):
-    """Returns the state: seed and offset, as int64."""
-    return _as_tensor(self._state())
+    """Returns the state, as 16 bytes."""
+    return _as_bytes(self._state())
 
 
 def _set_state(self, new_state):
     """Sets the state."""
-    seed, offset = new_state.tolist()
-    self._set_state(seed % 2**64, offset % 2**64)
+    self._set_state(*_from_bytes(new_state))
 
 
 def _clone_state(self):

@@ -66,13 +66,13 @@ operators! {
     /// Returns all combinations of r elements of a vector as rows, in the order of their indices.
     "combinations(Tensor self, int r=2, bool with_replacement=False) -> Tensor"
         fn combinations(r: int, with_replacement: bool) = Composite(|call| combinations(call).map(single)), autocast: Parts;
-    /// Returns tensors broadcast against each other.
+    /// Returns tensors broadcast against each other. A tensor that has the shape already is returned itself.
     "broadcast_tensors(Tensor[] tensors) -> Tensor[]"
         of fn broadcast_tensors(tensors: tensors) -> list
         = Composite(|call| {
         let list = call.tensor_list(0);
         let shape = list.iter().try_fold(Shape::new(), |shape, x| broadcast_shapes(&shape, x.shape()))?;
-        list.iter().map(|x| x.expand(&shape)).collect()
+        list.iter().map(|x| if x.shape() == &shape[..] { Ok(x.clone()) } else { x.expand(&shape) }).collect()
     }), autocast: Parts;
 }
 

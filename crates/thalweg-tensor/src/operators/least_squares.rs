@@ -120,7 +120,7 @@ fn of_complex(call: &Call<'_>, name: &str) -> Result<Tensors> {
     let is_vector = are_vectors(x, b);
     let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
     let fits = x.rank() >= 2 && columns.rank() == x.rank() && columns.dtype() == x.dtype();
-    if !fits || x.elements() == 0 || columns.shape()[..x.rank() - 1] != x.shape()[..x.rank() - 1] {
+    if !fits || columns.shape()[..x.rank() - 1] != x.shape()[..x.rank() - 1] {
         refuse!("{name}: input and other must have the same rows, batch and dtype, but got {x:?} and {b:?}");
     }
     let [rows, width] = [x.rank() - 2, x.rank() - 1].map(|dim| x.shape()[dim]);
@@ -130,9 +130,18 @@ fn of_complex(call: &Call<'_>, name: &str) -> Result<Tensors> {
         _ => call.optional_float(2).unwrap_or(epsilon * rows.max(width) as f64),
     };
     let singular = values(name, &x.detach())?;
-    let cutoff = singular.select(-1, 0)?.mul_scalar(share)?;
+    let batch = &x.shape()[..x.rank() - 2];
+    let cutoff = match rows.min(width) {
+        0 => Tensor::zeros(batch, singular.dtype(), call.device)?,
+        _ => singular.select(-1, 0)?.mul_scalar(share)?,
+    };
     let rank = singular.gt(&cutoff.unsqueeze(-1)?)?.to_dtype(DType::I64)?.sum(&[-1], false)?;
-    let solution = complex_factors::pseudoinverse(name, x, &cutoff)?.matmul(&columns)?;
+    let solution = if x.elements() == 0 {
+        let shape: Shape = batch.iter().copied().chain([width, columns.shape()[x.rank() - 1]]).collect();
+        Tensor::zeros(&shape, x.dtype(), call.device)?
+    } else {
+        complex_factors::pseudoinverse(name, x, &cutoff)?.matmul(&columns)?
+    };
     let nothing = |dtype: DType| Tensor::empty(&[0], dtype, call.device);
     let residuals = match driver {
         Driver::Gels | Driver::Gelsd if rows > width => {

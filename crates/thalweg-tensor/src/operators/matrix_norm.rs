@@ -179,8 +179,11 @@ fn matrix_norm(x: &Tensor, ord: Ord, dim: &[i64], keepdim: bool, dtype: Option<D
     let others = (0..x.rank()).filter(|&dim| dim != row && dim != column);
     let order: Vec<usize> = others.chain([row, column]).collect();
     let matrices = x.permute(&order)?;
-    let extremum = |x: &Tensor, dim: i64, is_least: bool| {
-        if is_least { x.amin(&[dim], false) } else { x.amax(&[dim], false) }
+    // The greatest of no numbers is 0, and there is no least one.
+    let extremum = |x: &Tensor, is_least: bool| match (is_least, x.shape().last()) {
+        (true, _) => x.amin(&[-1], false),
+        (false, Some(0)) => x.sum(&[-1], false),
+        (false, _) => x.amax(&[-1], false),
     };
     let result = match ord {
         Ord::Frobenius => matrices.vector_norm(2, &[-2, -1], false)?,
@@ -188,11 +191,11 @@ fn matrix_norm(x: &Tensor, ord: Ord, dim: &[i64], keepdim: bool, dtype: Option<D
         Ord::Number(number) => {
             let (size, is_least) = (number.to_f64().abs(), number.to_f64() < 0.0);
             if size == 2.0 {
-                extremum(&values(name, &matrices)?, -1, is_least)?
+                extremum(&values(name, &matrices)?, is_least)?
             } else if size == 1.0 {
-                extremum(&matrices.abs()?.sum(&[-2], false)?, -1, is_least)?
+                extremum(&matrices.abs()?.sum(&[-2], false)?, is_least)?
             } else if size == f64::INFINITY {
-                extremum(&matrices.abs()?.sum(&[-1], false)?, -1, is_least)?
+                extremum(&matrices.abs()?.sum(&[-1], false)?, is_least)?
             } else {
                 refuse!("{name}: Order {} not supported.", number.to_f64());
             }
@@ -219,7 +222,7 @@ fn cond(x: &Tensor, ord: Option<Ord>) -> Result<Tensor> {
     if size.abs() == 2.0 {
         let list = values("linalg.cond", x)?;
         if list.shape().last() == Some(&0) {
-            return Tensor::zeros(&list.shape()[..list.rank() - 1], x.dtype(), x.device());
+            return Tensor::zeros(&list.shape()[..list.rank() - 1], x.dtype().real(), x.device());
         }
         let (greatest, least) =
             (list.narrow(-1, 0, 1)?.squeeze(-1)?, list.narrow(-1, list.size(-1)? - 1, 1)?.squeeze(-1)?);
@@ -230,8 +233,16 @@ fn cond(x: &Tensor, ord: Option<Ord>) -> Result<Tensor> {
         true => complex_matrices::Stack::square("linalg.cond", x).map(drop)?,
         false => Stack::square("linalg.cond", x).map(drop)?,
     }
+    if x.size(-1)? == 0 {
+        return Tensor::zeros(&x.shape()[..x.rank() - 2], x.dtype().real(), x.device());
+    }
     let of = |x: &Tensor| matrix_norm(x, ord, &[-2, -1], false, None);
-    of(x)?.mul(&of(&x.linalg_inv()?)?)
+    let [inverse, info] = x.linalg_inv_ex()?;
+    // The norm of an inverse that there is not is infinite.
+    let is_singular = info.ne_scalar(0)?;
+    let inverse = inverse.masked_fill(&is_singular.unsqueeze(-1)?.unsqueeze(-1)?, 0)?;
+    let product = of(x)?.mul(&of(&inverse)?)?;
+    product.masked_fill(&is_singular.logical_or(&product.ne(&product)?)?, f64::INFINITY)
 }
 
 /// The bounds below which singular values count as 0: a number, or a fraction of the greatest.

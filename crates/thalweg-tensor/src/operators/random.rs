@@ -40,7 +40,12 @@ operators! {
     /// Returns the numbers 0 to n − 1 in random order, by sorting keys of 48 random bits.
     "randperm(SymInt n, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 1, DType::I64, |call, dtype| {
-            let shape = extents(&[call.int(0)])?;
+            let (count, end) = (call.int(0), end_of(dtype));
+            if dtype == DType::Bool {
+                return Err(Error::not_implemented("\"randperm\" not implemented for 'Bool'"));
+            }
+            refuse_if!(count > end, "n cannot be greater than {end} for {} type.", named(dtype));
+            let shape = extents(&[count])?;
             let half = || uniform(call, &shape, [0.0, 1.0], DType::F32)?.to_dtype(DType::F64);
             let keys = half()?.mul_scalar(f64::from(1 << 24))?.add(&half()?)?;
             keys.argsort(0, false)?.to_dtype(dtype)
@@ -286,7 +291,6 @@ fn uniform(call: &Call<'_>, shape: &[usize], [low, high]: [f64; 2], dtype: DType
 
 fn normal(call: &Call<'_>, shape: &[usize], [mean, deviation]: [f64; 2], dtype: DType) -> Result<Tensor> {
     check_floats(dtype, "normal")?;
-    refuse_if!(deviation < 0.0 || deviation.is_nan(), "normal expects std >= 0.0, but found std {deviation}");
     default_generator(call.device)?.normal(shape, mean, deviation, dtype)
 }
 
@@ -300,7 +304,9 @@ fn drawn(call: &Call<'_>, x: &Tensor, operator: &'static Operator, numbers: &[f6
 /// its share of the range.
 fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DType) -> Result<Tensor> {
     refuse_if!(low >= high, "random_ expects 'from' to be less than 'to', but got from={low} >= to={high}");
-    check_bounds([low, high - 1], dtype)?;
+    refuse_if!(dtype.is_complex(), "random_ draws integers, floats and truth values, not {}", dtype);
+    let [low, last] = check_bounds([low, high - 1], dtype)?;
+    let high = last + 1;
     let generator = default_generator(call.device)?;
     if let Some(range) = high.checked_sub(low) {
         return generator.integers(shape, range, low, dtype);
@@ -313,8 +319,12 @@ fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DTyp
     is_negative.select_where(&below, &above)?.to_dtype(dtype)
 }
 
-/// Refuses bounds that a dtype cannot represent, and warns of those that a float cannot represent exactly.
-fn check_bounds(bounds: [i64; 2], dtype: DType) -> Result<()> {
+/// Refuses bounds that a dtype cannot represent, and warns of those that a float cannot represent exactly. Returns the outermost
+/// numbers between the bounds that it can represent, so that no number is rounded to one beyond them.
+fn check_bounds(bounds: [i64; 2], dtype: DType) -> Result<[i64; 2]> {
+    if dtype == DType::I64 {
+        return Ok(bounds);
+    }
     for (bound, name) in bounds.into_iter().zip(["from", "to - 1"]) {
         let end = i128::from(end_of(dtype));
         let least = if dtype.is_floating_point() {
@@ -324,10 +334,11 @@ fn check_bounds(bounds: [i64; 2], dtype: DType) -> Result<()> {
         } else {
             0
         };
-        if dtype == DType::I64 || dtype.is_complex() || (least..end).contains(&i128::from(bound)) {
+        if (least..end).contains(&i128::from(bound)) {
             continue;
         }
-        refuse_if!(!dtype.is_floating_point(), "{name} is out of bounds for {}", unaliased_cpp_type(dtype));
+        let is_beyond = !dtype.is_floating_point() || dtype == DType::F16 && bound.unsigned_abs() > 65_504;
+        refuse_if!(is_beyond, "{name} is out of bounds for {}", unaliased_cpp_type(dtype));
         warn(&format!(
             "{name} is out of bounds [{least}, {}]. Due to precision limitations {} can support discrete uniform distribution only within \
              this range.",
@@ -335,7 +346,22 @@ fn check_bounds(bounds: [i64; 2], dtype: DType) -> Result<()> {
             unaliased_cpp_type(dtype)
         ));
     }
-    Ok(())
+    if !dtype.is_floating_point() {
+        return Ok(bounds);
+    }
+    let digits = (end_of(dtype) - 1).trailing_zeros();
+    let [low, last] = bounds.map(|bound| {
+        let unit = 1i128 << (64 - bound.unsigned_abs().leading_zeros()).saturating_sub(digits);
+        (i128::from(bound), unit)
+    });
+    let (low, last) = (-(-low.0).div_euclid(low.1) * low.1, last.0.div_euclid(last.1) * last.1);
+    refuse_if!(
+        low > last,
+        "random_ expects 'from' casted to dtype to be less than 'to' casted to dtype, but got from={} >= to={}",
+        bounds[0],
+        bounds[1] + 1
+    );
+    Ok([low as i64, last as i64])
 }
 
 /// Returns the end of the integers from 0 on that a dtype represents exactly. An end beyond int64 cannot be expressed; the last
@@ -366,8 +392,9 @@ fn trials(call: &Call<'_>, shape: &[usize], probability: f64, dtype: DType) -> R
 fn bernoulli(call: &Call<'_>, probabilities: &Tensor) -> Result<Tensor> {
     let x = probabilities.detach();
     check_floats(x.dtype(), "bernoulli")?;
-    let drawn = uniform(call, x.shape(), [0.0, 1.0], DType::F32)?;
-    let probabilities = x.to_dtype(DType::F32)?;
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let drawn = uniform(call, x.shape(), [0.0, 1.0], wide)?;
+    let probabilities = x.to_dtype(wide)?;
     let arguments = [(&drawn).into(), (&probabilities).into()];
     // Truth values as numbers, over those that were drawn.
     call_operator(built_in!("lt_.Tensor")?, &arguments, None, call.label.location)?.to_dtype(x.dtype())
@@ -392,19 +419,16 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
     if weights.elements() == 0 {
         return Tensor::empty(&[0, count], DType::I64, x.device());
     }
-    // NaN is the least and the greatest element if there is one, and no comparison with it is true.
-    let [least, greatest] = [weights.amin(&[], false)?, weights.amax(&[], false)?];
-    let is_right = least.ge_scalar(0)?.logical_and(&greatest.lt_scalar(f64::INFINITY)?)?;
-    let is_empty = weights.amax(&[-1], false)?.le_scalar(0)?.any()?;
     refuse_if!(
-        is_right.logical_and(&is_empty.logical_not()?)?.to_dtype(DType::U8)?.item::<u8>()? == 0,
+        !weights.device().is_meta() && !are_weights(&weights)?,
         "probability tensor contains either `inf`, `nan` or element < 0, or a row of an invalid multinomial distribution (sum of \
          probabilities <= 0)"
     );
-    // The first of exponentially distributed waiting times is that of an element with the element's probability; the next one is
+    // The first of exponentially distributed waiting times, none of which is 0, is that of an element with the element's probability; the next one is
     // drawn in the same way from the rest.
     if !replacement || count == 1 {
-        let scores = weights.div(&waiting_times(call, weights.shape())?.to_dtype(weights.dtype())?)?;
+        let times = drawn(call, &weights, built_in!("thalweg::exponential")?, &[-1.0])?;
+        let scores = weights.div(&times)?;
         if count == 1 {
             return scores.argmax(-1)?.unsqueeze(-1);
         }
@@ -422,8 +446,13 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
         .clamp_max(categories as i64 - 1)
 }
 
-fn waiting_times(call: &Call<'_>, shape: &[usize]) -> Result<Tensor> {
-    uniform(call, shape, [0.0, 1.0], DType::F32)?.neg()?.log1p()?.neg()
+/// Returns whether numbers are finite and not negative, and none of their rows has zeros alone. The host waits for the answer.
+fn are_weights(weights: &Tensor) -> Result<bool> {
+    // NaN is the least and the greatest element if there is one, and no comparison with it is true.
+    let [least, greatest] = [weights.amin(&[], false)?, weights.amax(&[], false)?];
+    let is_right = least.ge_scalar(0)?.logical_and(&greatest.lt_scalar(f64::INFINITY)?)?;
+    let is_empty = weights.amax(&[-1], false)?.le_scalar(0)?.any()?;
+    Ok(is_right.logical_and(&is_empty.logical_not()?)?.to_dtype(DType::U8)?.item::<u8>()? != 0)
 }
 
 /// Returns whether a single kernel can draw which elements of a tensor are kept, and scale them: for contiguous real numbers.

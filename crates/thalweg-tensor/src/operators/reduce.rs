@@ -631,7 +631,7 @@ fn exponent(call: &Call<'_>) -> f64 {
 
 fn norm(call: &Call<'_>, exponent: f64, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
     let x = call.tensor(0);
-    let wanted = dtype.unwrap_or(x.dtype());
+    let wanted = dtype.map_or(x.dtype(), DType::real);
     refuse_if!(
         !x.dtype().is_floating_point() || !wanted.is_floating_point(),
         "linalg.vector_norm: Expected a floating point or complex tensor as input. Got {}",

@@ -171,7 +171,11 @@ fn of_second(
     call: &GradientCall<'_>,
     slope: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>,
 ) -> Result<Gradients> {
-    refuse_if!(call.wants(0), "the derivative for 'self' is not implemented; only that for 'other' is");
+    if call.wants(0) {
+        return Err(Error::not_implemented(
+            "the derivative for 'self' is not implemented; only that for 'other' is",
+        ));
+    }
     let (x, y) = (call.saved(0)?, call.saved(1)?);
     let gradient =
         call.gradient()?.mul(&slope(&x, &y)?)?.sum_to_shape(call.shape(1))?.to_dtype(call.dtype_of(1))?;

@@ -17,7 +17,7 @@ use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::graph::Upkeep;
 use thalweg_runtime::{Device, Error, Label, Result, STREAMS_PER_PRIORITY, Stream, refuse, refuse_if};
 
-use super::{check_normal, check_uniform};
+use super::{check_deviation, check_uniform};
 use crate::autograd::{no_grad, set_inference_mode};
 use crate::caller::{creating, enter, label_at};
 use crate::dispatch::{Operator, built_in};
@@ -234,7 +234,7 @@ impl DeviceGenerator {
     #[track_caller]
     pub fn normal(&self, shape: &[usize], mean: f64, deviation: f64, dtype: DType) -> Result<Tensor> {
         creating("normal", (shape, dtype, self.device()), Location::caller(), || {
-            check_normal(mean, deviation)?;
+            check_deviation(deviation)?;
             if !dtype.is_complex() {
                 return self.draw_floats(built_in!("thalweg::normal")?, shape, [mean, deviation], dtype);
             }
@@ -255,7 +255,8 @@ impl DeviceGenerator {
             self.draw(
                 built_in!("thalweg::bernoulli")?,
                 shape,
-                Numbers::of(&[Scalar::F64(probability)]),
+                // The numbers that are compared with the probability may be 1.
+                Numbers::of(&[Scalar::F64(if probability == 1.0 { 2.0 } else { probability })]),
                 dtype,
             )
         })

@@ -63,4 +63,4 @@ def _made():
 
 _made()
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, Distribution)] + [
-    "kl_divergence", "register_kl", "biject_to", "transform_to"]
+    "kl_divergence", "register_kl", "biject_to", "transform_to", *transforms.__all__]

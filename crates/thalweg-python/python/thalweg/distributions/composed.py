@@ -151,16 +151,7 @@ class TransformedDistribution(Distribution):
         return self._transformed(self.base_dist.icdf(self._monotone(value)))
 
 
-class _Transformed(TransformedDistribution):
-    """A transformed distribution with its own name, whose parameters are those of its base."""
-
-    def __repr__(self):
-        parts = [f"{name}: {value if value.numel() == 1 else value.size()}" for name in self.arg_constraints
-                 if isinstance(value := getattr(self, name), _core.Tensor)]
-        return f"{self.__class__.__name__}({', '.join(parts)})"
-
-
-class LogNormal(_Transformed):
+class LogNormal(TransformedDistribution):
     """The distribution of the exponential of a normal variable."""
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
@@ -183,7 +174,7 @@ class LogNormal(_Transformed):
         return self.base_dist.entropy() + self.loc
 
 
-class HalfNormal(_Transformed):
+class HalfNormal(TransformedDistribution):
     """The distribution of the absolute value of a normal variable with mean 0."""
 
     arg_constraints = {"scale": constraints.positive}
@@ -224,7 +215,7 @@ class HalfCauchy(HalfNormal):
     variance = property(lambda self: self.base_dist.variance, doc="Infinite.")
 
 
-class Gumbel(_Transformed):
+class Gumbel(TransformedDistribution):
     """The Gumbel distribution, of maxima."""
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
@@ -252,7 +243,7 @@ class Gumbel(_Transformed):
         return self.scale.log() + (1 + euler_constant)
 
 
-class Kumaraswamy(_Transformed):
+class Kumaraswamy(TransformedDistribution):
     """The Kumaraswamy distribution on [0, 1]."""
 
     arg_constraints = {"concentration1": constraints.positive, "concentration0": constraints.positive}
@@ -283,7 +274,7 @@ class Kumaraswamy(_Transformed):
         return zero + one * harmonic - self.concentration1.log() - self.concentration0.log()
 
 
-class Pareto(_Transformed):
+class Pareto(TransformedDistribution):
     """The Pareto distribution with a minimum and an exponent."""
 
     arg_constraints = {"alpha": constraints.positive, "scale": constraints.positive}
@@ -313,7 +304,7 @@ class Pareto(_Transformed):
         return (self.scale / self.alpha).log() + (1 + self.alpha.reciprocal())
 
 
-class Weibull(_Transformed):
+class Weibull(TransformedDistribution):
     """The Weibull distribution with a scale and a shape."""
 
     arg_constraints = {"scale": constraints.positive, "concentration": constraints.positive}
@@ -340,7 +331,7 @@ class Weibull(_Transformed):
         return euler_constant * (1 - self.concentration_reciprocal) + (self.scale * self.concentration_reciprocal).log() + 1
 
 
-class InverseGamma(_Transformed):
+class InverseGamma(TransformedDistribution):
     """The distribution of the inverse of a gamma variable."""
 
     arg_constraints = {"concentration": constraints.positive, "rate": constraints.positive}
@@ -368,7 +359,7 @@ class InverseGamma(_Transformed):
         return a + self.rate.log() + a.lgamma() - (1 + a) * a.digamma()
 
 
-class LogisticNormal(_Transformed):
+class LogisticNormal(TransformedDistribution):
     """The distribution of normal vectors that are mapped to vectors with sum 1."""
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
@@ -382,7 +373,7 @@ class LogisticNormal(_Transformed):
     scale = property(lambda self: self.base_dist.base_dist.scale, doc="The standard deviation of the vectors.")
 
 
-class RelaxedBernoulli(_Transformed):
+class RelaxedBernoulli(TransformedDistribution):
     """A Bernoulli variable, relaxed to a number between 0 and 1."""
 
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
@@ -396,7 +387,7 @@ class RelaxedBernoulli(_Transformed):
     probs = property(lambda self: self.base_dist.probs, doc="The probabilities.")
 
 
-class RelaxedOneHotCategorical(_Transformed):
+class RelaxedOneHotCategorical(TransformedDistribution):
     """A categorical choice, relaxed to a vector with sum 1."""
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}

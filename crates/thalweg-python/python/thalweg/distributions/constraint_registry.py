@@ -43,7 +43,7 @@ def _between(constraint):
 
 
 _both(constraints._Real, lambda constraint: transforms.identity_transform)
-_both(constraints._GreaterThan, lambda constraint: transforms.ExpTransform() if _is_zero(constraint.lower_bound) else transforms.ComposeTransform(
+_both(constraints._GreaterThan, lambda constraint: transforms.ComposeTransform(
     [transforms.ExpTransform(), transforms.AffineTransform(constraint.lower_bound, 1)]))
 _both(constraints._GreaterThanEq, biject_to._registry[constraints._GreaterThan])
 _both(constraints._LessThan, lambda constraint: transforms.ComposeTransform(
@@ -63,7 +63,3 @@ for _registry in (biject_to, transform_to):
         [registry(one) for one in constraint.cseq], constraint.dim, constraint.lengths))
     _registry.register(constraints._Stack, lambda constraint, registry=_registry: transforms.StackTransform(
         [registry(one) for one in constraint.cseq], constraint.dim))
-
-
-def _is_zero(bound):
-    return isinstance(bound, (int, float)) and bound == 0

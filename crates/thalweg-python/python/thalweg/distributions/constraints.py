@@ -81,7 +81,7 @@ class _IndependentConstraint(Constraint):
         count = self.reinterpreted_batch_ndims
         if result.dim() < count:
             raise ValueError(f"Expected value.dim() >= {self.base_constraint.event_dim + count} but got {value.dim()}")
-        return result.reshape(result.shape[:result.dim() - count] + (-1,)).all(-1) if count else result
+        return result.flatten(-count).all(-1) if count else result
 
     def __repr__(self):
         return f"IndependentConstraint({self.base_constraint!r}, {self.reinterpreted_batch_ndims})"
@@ -277,21 +277,21 @@ class _Symmetric(_Square):
     def check(self, value):
         """Returns whether each matrix is symmetric."""
         is_square = super().check(value)
-        return _all_of_matrix(_core.isclose(value, value.mT, atol=1e-6)) if bool(is_square.all()) else is_square
+        return _all_of_matrix(_core.isclose(value, value.mT, atol=1e-6)) if _are_all(is_square) else is_square
 
 
 class _PositiveSemidefinite(_Symmetric):
     def check(self, value):
         """Returns whether each matrix is symmetric and has no negative eigenvalue."""
         is_symmetric = super().check(value)
-        return _core.linalg_eigvalsh(value).ge(0).all(-1) if bool(is_symmetric.all()) else is_symmetric
+        return _core.linalg_eigvalsh(value).ge(0).all(-1) if _are_all(is_symmetric) else is_symmetric
 
 
 class _PositiveDefinite(_Symmetric):
     def check(self, value):
         """Returns whether each matrix is symmetric and has positive eigenvalues."""
         is_symmetric = super().check(value)
-        return _core.linalg_cholesky_ex(value)[1].eq(0) if bool(is_symmetric.all()) else is_symmetric
+        return _core.linalg_cholesky_ex(value)[1].eq(0) if _are_all(is_symmetric) else is_symmetric
 
 
 class _Cat(Constraint):
@@ -339,7 +339,15 @@ class _Stack(Constraint):
 
     def check(self, value):
         """Returns whether each part is in its set."""
-        return _core.stack([one.check(value.select(self.dim, place)) for place, one in enumerate(self.cseq)], self.dim)
+        return _core.stack([one.check(part) for one, part in zip(self.cseq, value.unbind(self.dim))], self.dim)
+
+
+def _are_all(valid):
+    """Returns whether all truth values are true, in every slice of a map."""
+    from ..func._batching import Batched
+    while isinstance(valid, Batched):
+        valid = valid._value
+    return bool(valid.all())
 
 
 def _eps(value):

@@ -9,7 +9,7 @@ from .._results import Size
 from . import constraints
 from ._probability import _OfProbability, _set_probs_or_logits
 from .distribution import LOG_2PI, Distribution, ExponentialFamily
-from .utils import broadcast_all
+from .utils import broadcast_all, clamp_probs
 
 
 def _uniform(shape, like):
@@ -119,7 +119,7 @@ class Exponential(ExponentialFamily):
 
     def rsample(self, sample_shape=Size()):
         shape = self._extended_shape(sample_shape)
-        return _core.empty(list(shape), dtype=self.rate.dtype, device=self.rate.device).exponential_() / self.rate
+        return self.rate.new_empty(shape).exponential_() / self.rate
 
     def log_prob(self, value):
         if self._validate_args:
@@ -197,7 +197,7 @@ class Cauchy(Distribution):
 
     def rsample(self, sample_shape=Size()):
         shape = self._extended_shape(sample_shape)
-        return self.loc + _core.empty(list(shape), dtype=self.loc.dtype, device=self.loc.device).cauchy_() * self.scale
+        return self.loc + self.loc.new_empty(shape).cauchy_() * self.scale
 
     def log_prob(self, value):
         if self._validate_args:
@@ -438,6 +438,8 @@ class ContinuousBernoulli(_OfProbability, ExponentialFamily):
         given = _set_probs_or_logits(self, probs, logits)
         self._lims = lims
         super().__init__(given, validate_args=validate_args)
+        if probs is not None:
+            self.probs = self._param = clamp_probs(self.probs)
 
     def _is_outside(self):
         return (self.probs <= self._lims[0]) | (self.probs > self._lims[1])
@@ -475,6 +477,8 @@ class ContinuousBernoulli(_OfProbability, ExponentialFamily):
         return _core.where(self._is_outside(), exact, value)
 
     def cdf(self, value):
+        if self._validate_args:
+            self._validate_sample(value)
         cut = self._cut()
         exact = (cut**value * (1 - cut) ** (1 - value) + cut - 1) / (2 * cut - 1)
         inner = _core.where(self._is_outside(), exact, value)
@@ -528,6 +532,8 @@ class GeneralizedPareto(Distribution):
 
     def log_survival_function(self, value):
         """Returns the logarithms of the probabilities of values above those given."""
+        if self._validate_args:
+            self._validate_sample(value)
         z, k = (value - self.loc) / self.scale, self._safe()
         return _core.where(self._is_zero(), -z, -(k * z).log1p() / k)
 
@@ -536,7 +542,7 @@ class GeneralizedPareto(Distribution):
         return (-self.log_survival_function(value).exp()).log1p()
 
     def cdf(self, value):
-        return 1 - self.log_survival_function(value).exp()
+        return self.log_cdf(value).exp()
 
     def icdf(self, value):
         k, log_rest = self._safe(), (-value).log1p()
@@ -544,12 +550,14 @@ class GeneralizedPareto(Distribution):
 
     @property
     def mean(self):
-        return _core.where(self.concentration < 1, self.loc + self.scale / (1 - self.concentration), math.nan)
+        k = self.concentration
+        return _core.where(k < 1, self.loc + self.scale / (1 - k.masked_fill(k >= 1, 0.0)), math.nan)
 
     @property
     def variance(self):
-        k = self.concentration
-        return _core.where(k < 0.5, self.scale**2 / ((1 - k) ** 2 * (1 - 2 * k)), math.nan)
+        k, is_finite = self.concentration, self.concentration < 0.5
+        safe = k.masked_fill(~is_finite, 0.0)
+        return _core.where(is_finite, self.scale**2 / ((1 - safe) ** 2 * (1 - 2 * safe)), math.nan)
 
     mode = property(lambda self: self.loc, doc="The most probable value.")
 

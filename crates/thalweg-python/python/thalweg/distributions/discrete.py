@@ -68,7 +68,7 @@ class Geometric(_OfProbability, Distribution):
 
     def __init__(self, probs=None, logits=None, validate_args=None):
         super().__init__(_set_probs_or_logits(self, probs, logits), validate_args=validate_args)
-        if self._validate_args and probs is not None and not bool((self.probs > 0).all()):
+        if self._validate_args and probs is not None and not constraints._are_all(self.probs > 0):
             raise ValueError(f"Expected parameter probs of distribution {self!r} to be positive but found invalid values:\n{self.probs}")
 
     mean = property(lambda self: 1.0 / self.probs - 1.0, doc="The mean.")
@@ -118,9 +118,7 @@ class Binomial(_OfProbability, Distribution):
         if self._validate_args:
             self._validate_sample(value)
         choices = (self.total_count + 1).lgamma() - (value + 1).lgamma() - (self.total_count - value + 1).lgamma()
-        # The logarithm of 1 + e^logits, computed without the exponential of a positive number.
-        softplus = self.logits.clamp(min=0) + (-self.logits.abs()).exp().log1p()
-        return choices + value * self.logits - self.total_count * softplus
+        return choices + value * self.logits - self.total_count * _core.softplus(self.logits)
 
     def entropy(self):
         most = int(self.total_count.max())
@@ -159,13 +157,9 @@ class NegativeBinomial(_OfProbability, Distribution):
     def log_prob(self, value):
         if self._validate_args:
             self._validate_sample(value)
-        log_failed, log_succeeded = -_softplus(self.logits), -_softplus(-self.logits)
+        log_failed, log_succeeded = -_core.softplus(self.logits), -_core.softplus(-self.logits)
         counts = (self.total_count + value).lgamma() - (1.0 + value).lgamma() - self.total_count.lgamma()
         return self.total_count * log_failed + value * log_succeeded + counts.masked_fill(self.total_count + value == 0.0, 0.0)
-
-
-def _softplus(x):
-    return x.clamp(min=0) + (-x.abs()).exp().log1p()
 
 
 class Poisson(ExponentialFamily):
@@ -363,7 +357,7 @@ class _LogitRelaxedBernoulli(_OfProbability, Distribution):
             self._validate_sample(value)
         logits, value = broadcast_all(self.logits, value)
         difference = logits - value * self.temperature
-        return _log(self.temperature) + difference - 2 * _softplus(difference)
+        return _log(self.temperature) + difference - 2 * _core.softplus(difference)
 
 
 def _log(value):

@@ -41,7 +41,7 @@ class Distribution:
             if constraints.is_dependent(constraint) or (name not in self.__dict__ and _is_lazy(type(self), name)):
                 continue
             value = getattr(self, name)
-            if not bool(constraint.check(value).all()):
+            if not constraints._are_all(constraint.check(value)):
                 raise ValueError(f"Expected parameter {name} ({type(value).__name__} of shape {tuple(value.shape)}) of distribution {self!r} to "
                                  f"satisfy the constraint {constraint!r}, but found invalid values:\n{value}")
 
@@ -174,7 +174,7 @@ class Distribution:
             support = self.support
         except NotImplementedError:
             return
-        if not bool(support.check(value).all()):
+        if not constraints._are_all(support.check(value)):
             raise ValueError(f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) to be within the support ({support!r}) "
                              f"of the distribution {self!r}, but found invalid values:\n{value}")
 

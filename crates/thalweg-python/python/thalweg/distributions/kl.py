@@ -59,8 +59,10 @@ def _normal(p, q):
 
 @_of(d.Bernoulli)
 def _bernoulli(p, q):
-    succeeded = p.probs * (d._softplus(-q.logits) - d._softplus(-p.logits))
-    failed = (1 - p.probs) * (d._softplus(q.logits) - d._softplus(p.logits))
+    succeeded = p.probs * (_core.softplus(-q.logits) - _core.softplus(-p.logits))
+    failed = (1 - p.probs) * (_core.softplus(q.logits) - _core.softplus(p.logits))
+    succeeded = succeeded.masked_fill(q.probs == 0, math.inf).masked_fill(p.probs == 0, 0.0)
+    failed = failed.masked_fill(q.probs == 1, math.inf).masked_fill(p.probs == 1, 0.0)
     return succeeded + failed
 
 
@@ -296,6 +298,12 @@ def _to_gamma(p, q):
     return found.masked_fill(p.low < 0, math.inf) if isinstance(p, n.Uniform) else found
 
 
+@_of(n.Uniform, c.Pareto)
+def _uniform_pareto(p, q):
+    found = -p.entropy() - q.alpha.log() - _core.xlogy(q.alpha, q.scale) + (q.alpha + 1) * _mean_of_logarithm(p)
+    return found.masked_fill(p.low < q.scale, math.inf)
+
+
 def _mean_of_exponential(p, s):
     """Returns the mean of exp(s x) over p."""
     if isinstance(p, n.Normal):
@@ -354,7 +362,7 @@ _unbounded([
     (n.Gamma, n.Uniform), (c.Gumbel, n.Beta), (c.Gumbel, n.Exponential), (c.Gumbel, n.Gamma), (c.Gumbel, c.Pareto), (c.Gumbel, n.Uniform),
     (n.Laplace, n.Beta), (n.Laplace, n.Exponential), (n.Laplace, n.Gamma), (n.Laplace, c.Pareto), (n.Laplace, n.Uniform), (n.Normal, n.Beta),
     (n.Normal, n.Exponential), (n.Normal, n.Gamma), (n.Normal, c.Pareto), (n.Normal, n.Uniform), (c.Pareto, n.Beta), (c.Pareto, n.Uniform),
-    (n.Uniform, c.Pareto), (n.ContinuousBernoulli, c.Pareto), (n.Exponential, n.ContinuousBernoulli), (n.Gamma, n.ContinuousBernoulli),
+    (n.ContinuousBernoulli, c.Pareto), (n.Exponential, n.ContinuousBernoulli), (n.Gamma, n.ContinuousBernoulli),
     (c.Gumbel, n.ContinuousBernoulli), (n.Laplace, n.ContinuousBernoulli), (n.Normal, n.ContinuousBernoulli), (c.Pareto, n.ContinuousBernoulli),
     (d.Poisson, d.Bernoulli), (d.Poisson, d.Binomial)])
 

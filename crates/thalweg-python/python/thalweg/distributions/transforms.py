@@ -375,8 +375,10 @@ class PowerTransform(Transform):
     inverse_shape = forward_shape
 
 
-def _softplus(x):
-    return x.clamp(min=0) + (-x.abs()).exp().log1p()
+def _clipped_sigmoid(x):
+    """Returns the logistic function, cut off so that no value is 0 or 1."""
+    limits = finfo(x.dtype)
+    return x.sigmoid().clamp(min=limits.tiny, max=1.0 - limits.eps)
 
 
 class SigmoidTransform(_Same):
@@ -385,8 +387,7 @@ class SigmoidTransform(_Same):
     domain, codomain, bijective, sign = constraints.real, constraints.unit_interval, True, 1
 
     def _call(self, x):
-        limits = finfo(x.dtype)
-        return x.sigmoid().clamp(min=limits.tiny, max=1.0 - limits.eps)
+        return _clipped_sigmoid(x)
 
     def _inverse(self, y):
         limits = finfo(y.dtype)
@@ -394,7 +395,7 @@ class SigmoidTransform(_Same):
         return y.log() - (-y).log1p()
 
     def log_abs_det_jacobian(self, x, y):
-        return -_softplus(-x) - _softplus(x)
+        return -_core.softplus(-x) - _core.softplus(x)
 
 
 class SoftplusTransform(_Same):
@@ -403,13 +404,13 @@ class SoftplusTransform(_Same):
     domain, codomain, bijective, sign = constraints.real, constraints.positive, True, 1
 
     def _call(self, x):
-        return _softplus(x)
+        return _core.softplus(x)
 
     def _inverse(self, y):
         return (-y).expm1().neg().log() + y
 
     def log_abs_det_jacobian(self, x, y):
-        return -_softplus(-x)
+        return -_core.softplus(-x)
 
 
 class TanhTransform(_Same):
@@ -424,7 +425,7 @@ class TanhTransform(_Same):
         return y.atanh()
 
     def log_abs_det_jacobian(self, x, y):
-        return 2.0 * (math.log(2.0) - x - _softplus(-2.0 * x))
+        return 2.0 * (math.log(2.0) - x - _core.softplus(-2.0 * x))
 
 
 class AbsTransform(_Same):
@@ -483,8 +484,7 @@ class AffineTransform(Transform):
         scale = self.scale
         result = _core.full_like(x, math.log(abs(scale))) if isinstance(scale, (int, float)) else scale.abs().log()
         if self.event_dim:
-            shape = x.shape[:x.dim() - self.event_dim]
-            return _sum_rightmost(result.expand(x.shape), self.event_dim).expand(shape)
+            return _sum_rightmost(result.expand(x.shape), self.event_dim)
         return result.expand(x.shape)
 
     def forward_shape(self, shape):
@@ -515,7 +515,7 @@ class CorrCholeskyTransform(Transform):
         cumulated = (1 - (y * y).cumsum(-1)).clamp_min(finfo(y.dtype).tiny)
         shifted = _core.cat([_core.ones_like(cumulated[..., :1]), cumulated[..., :-1]], -1)
         factor = 0.5 * tril_matrix_to_vec(shifted, diag=-1).log().sum(-1)
-        return factor - 2 * (x + _softplus(-2 * x) - math.log(2.0)).sum(dim=-1)
+        return factor - 2 * (x + _core.softplus(-2 * x) - math.log(2.0)).sum(dim=-1)
 
     def forward_shape(self, shape):
         count = shape[-1]
@@ -552,10 +552,9 @@ class StickBreakingTransform(_Same):
         return _core.arange(length, 0, -1, dtype=x.dtype, device=x.device)
 
     def _call(self, x):
-        z = (x - self._offset(x, x.shape[-1]).log()).sigmoid()
-        rest = (1 - z).cumprod(-1)
-        one = _core.ones_like(rest[..., :1])
-        return _core.cat([z, one], -1) * _core.cat([one, rest], -1)
+        z = _clipped_sigmoid(x - self._offset(x, x.shape[-1]).log())
+        one = x.new_ones(x.shape[:-1] + (1,))
+        return _core.cat([z, one], -1) * _core.cat([one, (1 - z).cumprod(-1)], -1)
 
     def _inverse(self, y):
         cut = y[..., :-1]
@@ -564,7 +563,7 @@ class StickBreakingTransform(_Same):
 
     def log_abs_det_jacobian(self, x, y):
         x = x - self._offset(x, x.shape[-1]).log()
-        return (-x - _softplus(-x) + y[..., :-1].log()).sum(-1)
+        return (-x - _core.softplus(-x) + y[..., :-1].log()).sum(-1)
 
     def forward_shape(self, shape):
         return shape[:-1] + (shape[-1] + 1,)

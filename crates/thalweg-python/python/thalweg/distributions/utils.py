@@ -25,7 +25,7 @@ def _standard_normal(shape, dtype, device):
 
 def _sum_rightmost(value, dim):
     """Returns sums over the last dimensions."""
-    return value if dim == 0 else value.reshape(value.shape[:value.dim() - dim] + (-1,)).sum(-1)
+    return value if dim == 0 else value.flatten(-dim).sum(-1)
 
 
 def logits_to_probs(logits, is_binary=False):

@@ -155,12 +155,12 @@ def called(func, args, kwargs):
         raise RuntimeError(_READ[name])
     from . import _rules
     own = getattr(func, "__wrapped__", None)
+    if name in _rules.RANDOM and (own is None or name in _rules.DRAWN):
+        return random(func, name, args, kwargs)
     if own is not None:
         # A function of Python is made of others.
         return own(*args, **kwargs)
     level = innermost(find(args, kwargs))
-    if name in _rules.RANDOM:
-        return random(func, name, args, kwargs)
     return _rules.apply(func, name, args, kwargs, level)
 
 
@@ -205,32 +205,49 @@ def _is_certain(name, args, kwargs):
     return name.rstrip("_").endswith("dropout") and (not given.get("train", True) or given.get("p") in (0, 1))
 
 
-def random(func, name, args, kwargs):
-    """Returns the result of a random function inside of maps."""
-    level, is_certain = _levels.local.maps[-1], _is_certain(name, args, kwargs)
+def random(func, name, args, kwargs, levels=None):
+    """Returns the result of a random function inside of maps, by default of all that run. Each map in turn, from the innermost on, says whether its
+    slices have the same numbers."""
+    levels = _levels.local.maps if levels is None else levels
+    if not levels:
+        return _outside(func, args, kwargs)
+    level, outer, is_certain = levels[-1], levels[:-1], _is_certain(name, args, kwargs)
     if level.randomness == "error" and not is_certain:
         raise RuntimeError("vmap: called random operation while in randomness error mode. Please either use the 'same' or 'different' randomness flags on "
                            "vmap or perform the randomness operation out of vmap")
-    found = find(args, kwargs)
-    if level.randomness == "same" and not (is_certain and found):
-        if not found:
-            return _outside(func, args, kwargs)
-        if name in ("rand_like", "randn_like", "randint_like"):
-            with _Off():
-                return func(*args, **kwargs)
-        if name == "dropout":
-            given = {**dict(zip(("input", "p", "train"), args)), **kwargs}
-            value = given.pop("input")
-            return value * _outside(func, (_core.ones(value.shape, dtype=value.dtype, device=value.device),), given)
-        raise RuntimeError(f"vmap: `{name}` of a Tensor that is being vmapped over is left out with randomness='same'")
-    if found:
-        from . import _rules
-        whole = innermost(found)
-        if is_certain or name in _rules.ELEMENT_RANDOM:
-            result = func(*replaced(args, lambda value: physical(value, whole)[0]), **replaced(kwargs, lambda value: physical(value, whole)[0]))
-            return Batched.of(result, whole)
-        return _rules.by_slices(func, name, args, kwargs, whole)
-    return Batched.of(_core.stack([_outside(func, args, kwargs) for _ in range(level.size)]), level)
+    is_mapped = any(one._level is level for one in find(args, kwargs))
+    if level.randomness == "same" and not is_certain or is_certain and not is_mapped:
+        return (_one_for_all(func, name, args, kwargs, levels) if is_mapped else random(func, name, args, kwargs, outer))
+    from . import _rules
+
+    def draw(*given, **named):
+        return random(func, name, given, named, outer)
+    if not is_mapped and name.endswith("_"):
+        raise RuntimeError("vmap: Cannot ask for different inplace randomness on an unbatched tensor. This will appear like same randomness. If this is "
+                           "necessary for your usage, please file an issue with functorch.")
+    if not is_mapped:
+        return _rules.wrapped(_rules.stacked([draw(*args, **kwargs) for _ in range(level.size)]), level)
+    if is_certain or name in _rules.ELEMENT_RANDOM:
+        return _rules.elementwise(draw, name, args, kwargs, level)
+    return _rules.by_slices(draw, name, args, kwargs, level)
+
+
+def _one_for_all(func, name, args, kwargs, levels):
+    """Returns the result of a random function of a mapped tensor whose slices have the same numbers."""
+    given = dict(kwargs)
+    value, rest = (args[0], args[1:]) if args else (given.pop("input", None), ())
+    level, is_in_place = levels[-1], name.endswith("_")
+    if (is_in_place or name.endswith("_like") or name in ("dropout", "feature_dropout")) and not any(one._level is level for one in find(rest, given)):
+        outer = levels[:-1] if is_in_place else []
+        blank = _core.ones([*(one.size for one in outer), *value._value.shape[1:]], dtype=value.dtype, device=value.device)
+        for one in outer:
+            blank = Batched.of(blank, one)
+        drawn = random(func, name, (blank, *rest), given, levels[:-1])
+        if is_in_place and not name.endswith("dropout_"):
+            return value.copy_(drawn)
+        if not is_in_place:
+            return drawn if name.endswith("_like") else value * drawn
+    raise RuntimeError(f"vmap: `{name}` of a Tensor that is being vmapped over is left out with randomness='same'")
 
 
 def _outside(func, args, kwargs):

@@ -7,26 +7,29 @@ import contextlib
 def _replaced(module, values, tie_weights, strict):
     """Returns a region in which a module has other tensors as parameters and buffers, by name."""
     names = {name: value for source in (module.named_parameters, module.named_buffers) for name, value in source(remove_duplicate=False)}
-    unknown = sorted(set(values) - set(names))
-    if unknown:
-        raise KeyError(f"the module has no parameter or buffer {unknown[0]!r}")
-    if strict and set(names) - set(values):
-        raise RuntimeError(f"Missing key(s): {', '.join(sorted(set(names) - set(values)))}.")
+    differing = {"Unexpected": sorted(set(values) - set(names)), "Missing": sorted(set(names) - set(values))}
+    if strict and any(differing.values()):
+        lines = [f"\n\t{kind} key(s): {', '.join(map(repr, found))}." for kind, found in differing.items() if found]
+        raise RuntimeError(f"Error(s) in reparametrizing for {type(module).__name__}:{''.join(lines)}")
     if tie_weights:
-        given = {id(names[name]): value for name, value in values.items()}
+        given = {id(names[name]): value for name, value in values.items() if name in names}
         values = {**{name: given[id(value)] for name, value in names.items() if id(value) in given}, **values}
     places = []
     for name, value in values.items():
         path, _, last = name.rpartition(".")
         owner = module.get_submodule(path)
-        table = owner._parameters if last in owner._parameters else owner._buffers
-        places.append((table, last, table[last]))
+        # A name that is neither a parameter's nor a buffer's is that of an attribute.
+        table = next((table for table in (owner._parameters, owner._buffers) if last in table), owner.__dict__)
+        places.append((table, last, table.get(last, places)))
         table[last] = value
     try:
         yield
     finally:
         for table, last, former in reversed(places):
-            table[last] = former
+            if former is places:
+                table.pop(last, None)
+            else:
+                table[last] = former
 
 
 def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, *, tie_weights=True, strict=False):

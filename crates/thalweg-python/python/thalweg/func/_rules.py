@@ -10,7 +10,7 @@ import re
 
 from .. import _core, _torch_functions, ops
 from ._batching import Batched, _dummy, batch_of, by_rule, find, physical, replaced
-from ._vmap import _RANDOM as RANDOM
+from ._vmap import _DRAWN as DRAWN, _RANDOM as RANDOM
 
 Tensor = _core.Tensor
 ELEMENT_RANDOM = RANDOM - {"multinomial", "randperm", "feature_dropout", "feature_alpha_dropout", "feature_dropout_"}
@@ -55,7 +55,7 @@ def apply(func, name, args, kwargs, level):
     registered = getattr(getattr(_torch_functions.plain(func), "_operator", None), "_vmap", None)
     if registered is not None:
         return by_rule(registered, f"The vmap rule of {func}", args, kwargs, level)
-    rule = RULES.get(name) or (_elementwise if name in _ELEMENTWISE else None)
+    rule = RULES.get(name) or (elementwise if name in _ELEMENTWISE else None)
     if rule is None and name in _FOLDED:
         rule = _folded
     if rule is None and name in _LOSSES:
@@ -76,17 +76,20 @@ def by_slices(func, name, args, kwargs, level):
         raise RuntimeError(f"vmap: `{name}` has no rule for a mapped dimension of size 0")
     if name.endswith("_") and not name.endswith("__"):
         return args[0]
-    return wrapped(_stacked(results), level)
+    return wrapped(stacked(results), level)
 
 
-def _stacked(results):
+def stacked(results):
+    """Returns the results of the slices as one result."""
+    if not results:
+        raise RuntimeError("vmap: there is no rule for a mapped dimension of size 0")
     first = results[0]
     if isinstance(first, Tensor):
         return _core.stack(results)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*[_stacked(list(column)) for column in zip(*results)])
+        return type(first)(*[stacked(list(column)) for column in zip(*results)])
     if isinstance(first, (list, tuple)):
-        return type(first)([_stacked(list(column)) for column in zip(*results)])
+        return type(first)([stacked(list(column)) for column in zip(*results)])
     return first
 
 
@@ -103,7 +106,7 @@ def _derived(func, name, args, kwargs, level):
     if name.endswith("_"):
         base = _entries().get(full.replace("_.", ".", 1) if "." in full else full[:-1], entry)
     if base["computed_by"].startswith("one loop") or name.startswith("special_"):
-        return _elementwise(func, name, args, kwargs, level)
+        return elementwise(func, name, args, kwargs, level)
     bound = _bound(entry, args, kwargs)
     tensors = [one["name"] for one in entry["parameters"] if one["kind"] == "Tensor"]
     dims = [one for one in entry["parameters"] if one["name"] in _DIMS and one["kind"] == "int"]
@@ -196,7 +199,7 @@ def _aligned(value, rank, level):
     return own.reshape(level.size, *(1,) * missing, *value.shape) if is_mapped and missing > 0 else own
 
 
-def _elementwise(func, name, args, kwargs, level):
+def elementwise(func, name, args, kwargs, level):
     """Returns the result of an operator that is broadcast."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     rank = max(value.dim() for value in tensors)
@@ -230,7 +233,7 @@ def _loss(func, name, args, kwargs, level):
     if bound is None or not isinstance(bound.get("target"), Tensor):
         return NotImplemented
     first, target = bound.pop("self"), bound.pop("target")
-    losses = _elementwise(lambda *given, **named: func(*given, reduction=0, **named), name, (first, target), bound, level)
+    losses = elementwise(lambda *given, **named: func(*given, reduction=0, **named), name, (first, target), bound, level)
     return losses if reduction == 0 else losses.mean() if reduction == 1 else losses.sum()
 
 

@@ -10,7 +10,10 @@ Tensor = _core.Tensor
 _RANDOM = frozenset((
     "bernoulli", "bernoulli_", "cauchy_", "dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "exponential_", "geometric_",
     "log_normal_", "multinomial", "native_dropout", "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn",
-    "randn_like", "random_", "randperm", "rrelu", "rrelu_", "uniform_", "binomial", "dropout_", "alpha_dropout_", "feature_dropout_"))
+    "randn_like", "random_", "randperm", "rrelu", "rrelu_", "uniform_", "binomial", "dropout_", "alpha_dropout_", "feature_dropout_", "_standard_gamma",
+    "_sample_dirichlet"))
+# Those of them that are written in Python.
+_DRAWN = frozenset(("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"))
 
 
 def _is_container(value):
@@ -65,10 +68,14 @@ class _Randomness:
         from . import _batching
         if _batching.find(args, kwargs):
             return _batching.called(func, args, kwargs)
-        name = getattr(func, "__name__", "")
-        if name in _RANDOM and getattr(func, "__wrapped__", None) is None:
+        name, own = getattr(func, "__name__", ""), getattr(func, "__wrapped__", None)
+        if name in _RANDOM and (own is None or name in _DRAWN):
             return _batching.random(func, name, args, kwargs)
-        return func(*args, **kwargs)
+        if own is None:
+            return func(*args, **kwargs)
+        # A function of Python is made of others, which may be random.
+        with _RandomRegion():
+            return own(*args, **kwargs)
 
 
 class _RandomRegion:

@@ -136,7 +136,8 @@ def orthogonal_(tensor, gain=1, generator=None):
     if tensor.numel() == 0:
         return tensor
     rows, columns = tensor.shape[0], tensor.numel() // tensor.shape[0]
-    flat = _core.randn([rows, columns], dtype=_core.float32, device=tensor.device, generator=generator)
+    dtype = _core.float64 if tensor.dtype is _core.float64 else _core.float32
+    flat = _core.randn([rows, columns], dtype=dtype, device=tensor.device, generator=generator)
     q, r = _core.linalg_qr(flat.t() if rows < columns else flat)
     # The decomposition is made unique, so that draws are uniform.
     q = q * r.diagonal().sign()

@@ -57,6 +57,8 @@ class Muon(_Composed):
                 raise ValueError(f"Muon only supports 2D parameters whereas we found a parameter with size: {parameter.size()}")
 
     def _update(self, group, parameter, gradient, state):
+        if parameter.is_complex():
+            raise RuntimeError("Muon does not support complex parameters")
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = _core.zeros_like(gradient)
         buffer, rate = state["momentum_buffer"], _rate(group, parameter)

@@ -95,7 +95,7 @@ def _lengths(batch_sizes):
 def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="right"):
     """Returns sequences as one tensor, each padded to the length of the longest."""
     if padding_side not in ("right", "left"):
-        raise ValueError(f"padding_side is right or left, not {padding_side!r}")
+        raise RuntimeError(f"Expected padding_side to be one of left or right, but got {padding_side}.")
     if not hasattr(sequences, "__iter__"):
         raise RuntimeError(f"pad_sequence: Expected iterable for input sequences, but got arg of type: {type(sequences)}")
     sequences = list(sequences)
@@ -119,7 +119,9 @@ def unpad_sequence(padded_sequences, lengths, batch_first=False):
 
 
 def _listed(lengths):
-    return lengths.tolist() if isinstance(lengths, _core.Tensor) else list(lengths)
+    if isinstance(lengths, _core.Tensor) and lengths.dim() != 1:
+        raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got {lengths.dim()}D")
+    return [int(length) for length in (lengths.tolist() if isinstance(lengths, _core.Tensor) else lengths)]
 
 
 def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True):
