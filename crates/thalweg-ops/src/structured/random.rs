@@ -55,12 +55,7 @@ impl<'b> Words<'b> {
         unit.ge(1.0).select(unit.like(0.0), unit)
     }
 
-    /// Returns a number in (0, 1], in the dtype in which numbers of the result's dtype are computed.
-    fn open(&self, signature: &Signature) -> Value<'b> {
-        1.0 - self.fraction(self.position).to(wide(signature))
-    }
-
-    /// Returns the logarithm of a number in (0, 1), in the same dtype, as PyTorch's kernels for GPUs do. It is at most −2⁻²⁴, so
+    /// Returns the logarithm of a number in (0, 1), in the dtype in which numbers of the result's dtype are computed, as PyTorch's kernels for GPUs do. It is at most −2⁻²⁴, so
     /// it is not 0 in any dtype.
     fn log_open(&self, signature: &Signature) -> Value<'b> {
         let (unit, least) = (self.unit(self.position), f64::from(1u32 << 24).recip());
@@ -109,7 +104,11 @@ pub static GEOMETRIC: LoopOp = drawn(
 /// Numbers with a Cauchy distribution: median + sigma · tan (π (u − ½)).
 pub static CAUCHY: LoopOp =
     drawn("cauchy", "Numbers of a Cauchy distribution.", &["threads", "median", "sigma"], |b, signature| {
-        let number = Words::new(b).open(signature);
+        let words = Words::new(b);
+        // At both ends the tangent is infinite.
+        let (unit, least) = (words.unit(words.position), f64::from(1u32 << 23).recip());
+        let unit = unit.ge(1.0 - least).select(unit.like(1.0 - least), unit);
+        let number = unit.ge(least).select(unit, unit.like(least)).to(wide(signature));
         let [median, sigma] = [0; 2].map(|_| b.scalar(DType::F64).to(number.dtype()));
         let drawn = ((number - 0.5) * std::f64::consts::PI).tan() * sigma + median;
         b.output(drawn.to(signature.compute), signature.outputs[0], OutputPlace::Row);
