@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use thalweg::Tensor;
 use thalweg::distributed::store::{PrefixStore, Store};
-use thalweg::distributed::{GroupOptions, ProcessGroup, ReduceOp, Work};
+use thalweg::distributed::{Coalescing, GroupOptions, ProcessGroup, ReduceOp, Work};
 
 use crate::device::or_current;
 use crate::failure::{call_python, run, value_error};
@@ -120,6 +120,19 @@ impl _Communicator {
         collective: impl FnOnce(&ProcessGroup) -> thalweg::Result<Work> + Send,
     ) -> PyResult<_Work> {
         run(py, || collective(&self.0)).map(_Work)
+    }
+
+    /// Submits collectives as one.
+    fn submit_together(
+        &self,
+        py: Python<'_>,
+        collect: impl FnOnce(&mut Coalescing<'_>) -> thalweg::Result<()> + Send,
+    ) -> PyResult<_Work> {
+        self.submit(py, |group| {
+            let mut all = group.coalescing();
+            collect(&mut all)?;
+            all.submit()
+        })
     }
 }
 
@@ -260,13 +273,9 @@ impl _Communicator {
         inputs: Vec<Bound<'_, PyTensor>>,
     ) -> PyResult<_Work> {
         let (outputs, inputs) = (inner(&outputs), inner(&inputs));
-        self.submit(py, |group| {
-            let mut all = group.coalescing();
-            outputs
-                .iter()
-                .zip(&inputs)
-                .try_for_each(|(output, input)| all.all_gather_into_tensor(output, input))?;
-            all.submit()
+        self.submit_together(py, |all| {
+            let mut pairs = outputs.iter().zip(&inputs);
+            pairs.try_for_each(|(output, input)| all.all_gather_into_tensor(output, input))
         })
     }
 
@@ -279,11 +288,9 @@ impl _Communicator {
         op: Operation,
     ) -> PyResult<_Work> {
         let (outputs, inputs, op) = (inner(&outputs), inner(&inputs), operation(&op)?);
-        self.submit(py, |group| {
-            let mut all = group.coalescing();
+        self.submit_together(py, |all| {
             let mut pairs = outputs.iter().zip(&inputs);
-            pairs.try_for_each(|(output, input)| all.reduce_scatter_tensor(output, input, op))?;
-            all.submit()
+            pairs.try_for_each(|(output, input)| all.reduce_scatter_tensor(output, input, op))
         })
     }
 
@@ -295,11 +302,7 @@ impl _Communicator {
         op: Operation,
     ) -> PyResult<_Work> {
         let (tensors, op) = (inner(&tensors), operation(&op)?);
-        self.submit(py, |group| {
-            let mut all = group.coalescing();
-            tensors.iter().try_for_each(|tensor| all.all_reduce(tensor, op))?;
-            all.submit()
-        })
+        self.submit_together(py, |all| tensors.iter().try_for_each(|tensor| all.all_reduce(tensor, op)))
     }
 
     /// Submits copies of each tensor of one rank to all, as one.
@@ -310,26 +313,18 @@ impl _Communicator {
         src: u32,
     ) -> PyResult<_Work> {
         let tensors = inner(&tensors);
-        self.submit(py, |group| {
-            let mut all = group.coalescing();
-            tensors.iter().try_for_each(|tensor| all.broadcast(tensor, src))?;
-            all.submit()
-        })
+        self.submit_together(py, |all| tensors.iter().try_for_each(|tensor| all.broadcast(tensor, src)))
     }
 
     /// Submits sends (`true`) and receives, each with the other rank, as one.
     fn exchange(&self, py: Python<'_>, list: Vec<(bool, Bound<'_, PyTensor>, u32)>) -> PyResult<_Work> {
         let list: Vec<_> =
             list.iter().map(|(is_sent, tensor, peer)| (*is_sent, tensor.tensor(), *peer)).collect();
-        self.submit(py, |group| {
-            let mut all = group.coalescing();
-            for (is_sent, tensor, peer) in &list {
-                match is_sent {
-                    true => all.send(tensor, *peer)?,
-                    false => all.recv(tensor, *peer)?,
-                }
-            }
-            all.submit()
+        self.submit_together(py, |all| {
+            list.iter().try_for_each(|(is_sent, tensor, peer)| match is_sent {
+                true => all.send(tensor, *peer),
+                false => all.recv(tensor, *peer),
+            })
         })
     }
 

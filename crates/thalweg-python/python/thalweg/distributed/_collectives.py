@@ -173,7 +173,7 @@ def gathered_together(outputs, inputs, group):
     direct, _ = _direct(group, None, *outputs, *inputs) if outputs else (None, None)
     if direct is not None:
         return Work(between_gpus=direct.all_gather_coalesced(outputs, inputs))
-    found = group.exchange([packed(one) for one in inputs], "all_gather_coalesced") if group.size() > 1 else [[packed(one) for one in inputs]]
+    found = group.exchange([packed(one) for one in inputs], "all_gather_coalesced")
     for output, *parts in zip(outputs, *found):
         _put(output, _core.cat([unpacked(part, output.device) for part in parts]))
     return Work()
@@ -185,8 +185,7 @@ def scattered_together(outputs, inputs, group):
     if direct is not None:
         return Work(between_gpus=direct.reduce_scatter_coalesced(outputs, inputs, operation))
     parts = [one.detach().reshape(group.size(), -1).unbind(0) for one in inputs]
-    found = group.exchange([[packed(part) for part in one] for one in parts], "reduce_scatter_coalesced") if group.size() > 1 else [
-        [[packed(one)] for one in inputs]]
+    found = group.exchange([[packed(part) for part in one] for one in parts], "reduce_scatter_coalesced")
     for output, *ranks in zip(outputs, *found):
         _put(output, reduced([unpacked(parts[group.rank()], output.device) for parts in ranks], ReduceOp.AVG))
     return Work()
