@@ -14,7 +14,6 @@
 //! - Compiled equals uncompiled, bit for bit. A loop that combines keeps the order of its lanes, or is not fused.
 #![forbid(unsafe_code)]
 
-mod arena;
 mod embedding;
 pub mod fuse;
 mod grouping;

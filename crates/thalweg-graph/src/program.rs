@@ -3,9 +3,9 @@
 use std::fmt;
 
 use smallvec::SmallVec;
+use thalweg_memory::plan::{Interval, offsets};
 use thalweg_ops::lower::{LoopLaunch, Steps};
 
-use crate::arena::{Interval, offsets};
 use crate::grouping::{Apart, grouped, live};
 use crate::loops::Loop;
 use crate::machine::Machine;

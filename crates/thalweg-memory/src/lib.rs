@@ -66,6 +66,7 @@
 //! | `trace` | each event, with its time and its place in the program ([`history`]); its observers ([`observe`]) | blocks |
 //! | `diagnose` | which setting would have helped | |
 //! | [`pinned`] | pinned host memory, from end to end | |
+//! | [`plan`] | temporary memory whose lifetimes are known beforehand, as few blocks | everything else |
 //!
 //! See `docs/memory.md` for the design and for troubleshooting.
 //!
@@ -110,6 +111,7 @@ mod graph_pools;
 mod ids;
 mod ipc;
 pub mod pinned;
+pub mod plan;
 mod policy;
 pub mod settings;
 mod statistics;

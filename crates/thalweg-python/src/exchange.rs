@@ -121,13 +121,28 @@ impl Exchange {
         strides: &[usize],
         dtype: DType,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let known = self.dtypes.iter().find(|(_, ours)| *ours == dtype);
-        let (theirs, _) = known.ok_or_else(|| type_error(format!("PyTorch has no {dtype}")))?;
-        let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
-        let arguments = (shape, strides, theirs.bind(py)).into_pyobject(py)?;
+        let arguments = self.arguments(py, shape, strides, dtype)?;
         let object = self.make(&arguments)?;
         journal::made(&object, &arguments);
         Ok(object)
+    }
+
+    /// Returns the arguments by which a new tensor is made.
+    fn arguments<'py>(
+        &self,
+        py: Python<'py>,
+        shape: &[usize],
+        strides: &[usize],
+        dtype: DType,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let known = self.dtypes.iter().find(|(_, ours)| *ours == dtype);
+        let (theirs, _) = known.ok_or_else(|| type_error(format!("PyTorch has no {dtype}")))?;
+        (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?, theirs.bind(py)).into_pyobject(py)
+    }
+
+    /// Returns the arguments by which a new tensor of bytes is made.
+    pub fn arguments_of_block(&self, py: Python<'_>, bytes: u64) -> PyResult<Py<PyTuple>> {
+        Ok(self.arguments(py, &[bytes as usize], &[1], DType::U8)?.unbind())
     }
 
     /// Returns a new tensor of the front end, of a shape, strides and a dtype.

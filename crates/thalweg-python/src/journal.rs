@@ -206,6 +206,11 @@ impl Journal {
         self.made.push(Made { _object: object.clone().unbind(), maker });
     }
 
+    /// Returns references to known objects.
+    pub fn known_all(&self, objects: &[Bound<'_, PyAny>]) -> Result<Vec<Known>, String> {
+        objects.iter().map(|object| self.known(object)).collect()
+    }
+
     /// Returns a reference to a known object: a result, or an argument of a function of the front end.
     pub fn known(&self, object: &Bound<'_, PyAny>) -> Result<Known, String> {
         let py = object.py();

@@ -147,8 +147,9 @@ impl Program {
         }
     }
 
-    /// Returns the operators of the commands of each recorded call, or the reason why there are none.
-    fn _repeats(&self) -> Vec<(Vec<&'static str>, String)> {
+    /// Returns the operators of the commands of each recorded call, or the reason why there are none, and the most bytes by which memory
+    /// grows during the call.
+    fn _repeats(&self) -> Vec<(Vec<&'static str>, String, i64)> {
         self.repeats.as_ref().map(Repeats::describe).unwrap_or_default()
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The first call of a program with some sizes runs its steps; the second one [records](thalweg::runtime::command_list) the commands
 //! that they queue; each later call makes the results, queues the commands and calls the functions of the front end between them, without
-//! a step. A program repeats its calls if its tensors are in memory of the front end, no step uses another stream, and no function of the
+//! a step. What the commands need beside the results are a few blocks, which are tensors of the front end, too: its allocator sees all memory
+//! of a call, and a block may be where an input was that was let go. A program repeats its calls if its tensors are in memory of the front end, no step uses another stream, and no function of the
 //! front end returns a number or sizes that depend on elements. What else a call depends on is the key of its commands: numbers among
 //! the inputs, sizes that vary, and settings.
 
@@ -10,13 +11,14 @@ use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::Arc;
 
+use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use thalweg::Device;
 use thalweg::backends;
-use thalweg::runtime::command_list::Queueing;
+use thalweg::runtime::command_list::{Queueing, RecordedCommands};
 use thalweg::runtime::{CommandList, DevicePointer, Label, command_list};
 use thalweg::tensor::compile;
 use thalweg_lock::Mutex;
@@ -59,6 +61,8 @@ struct Repeat {
     outputs: Vec<Known>,
     /// The pairs of inputs that are one tensor.
     same: Vec<(usize, usize)>,
+    /// The most bytes by which the memory of inputs and new tensors grows during a call.
+    peak_bytes: i64,
 }
 
 /// The state of calls with a key.
@@ -92,14 +96,16 @@ impl Repeats {
         Self { known: Mutex::new(Vec::new()), varying }
     }
 
-    /// Returns the operators of the commands of each recorded call, or the reason why there are none.
-    pub fn describe(&self) -> Vec<(Vec<&'static str>, String)> {
+    /// Returns the operators of the commands of each recorded call, or the reason why there are none, and the most bytes by which memory
+    /// grows during the call.
+    pub fn describe(&self) -> Vec<(Vec<&'static str>, String, i64)> {
         let describe = |(_, state): &(Key, State)| match state {
             State::Seen => None,
             State::Recorded(repeat) => {
-                Some((repeat.commands.labels().map(|label| label.operator).collect(), String::new()))
+                let operators = repeat.commands.labels().map(|label| label.operator).collect();
+                Some((operators, String::new(), repeat.peak_bytes))
             }
-            State::Refused(reason) => Some((Vec::new(), reason.to_string())),
+            State::Refused(reason) => Some((Vec::new(), reason.to_string(), 0)),
         };
         self.known.lock().iter().filter_map(describe).collect()
     }
@@ -125,14 +131,21 @@ impl Repeats {
                 Ok(results)
             }
             Some(State::Seen) => {
-                let (sources, same) = sources(inputs, parts);
-                journal::begin(sources);
+                let passed = Passed::of(inputs, parts);
+                journal::begin(passed.sources);
                 let (results, commands) = command_list::record(&stream, call);
                 let journal = journal::end();
                 let results = results?;
-                let made = commands.and_then(|commands| Repeat::new(commands, journal, same, &results));
+                let known = journal.known_all(&results);
+                let made = commands.and_then(|commands| {
+                    Repeat::new(py, commands, journal, (passed.same, passed.held), known?, parts.exchange)
+                });
                 let state = match made {
-                    Ok(repeat) => State::Recorded(Arc::new(repeat)),
+                    Ok(repeat) => {
+                        // Later calls take nothing of what the steps have taken.
+                        run(py, || parts.device.empty_cache())?;
+                        State::Recorded(Arc::new(repeat))
+                    }
                     Err(reason) => State::Refused(reason.into()),
                 };
                 self.set(key, state);
@@ -213,36 +226,67 @@ fn settings() -> Vec<u64> {
     vec![bits, FxBuildHasher.hash_one(choices)]
 }
 
-/// Returns the origins of a call's tensors by their identities, and the pairs of inputs that are one tensor.
-fn sources(inputs: &Bound<'_, PyList>, parts: Parts<'_>) -> (FxHashMap<usize, Source>, Vec<(usize, usize)>) {
-    let constants = parts.constants.iter().enumerate();
-    let mut sources: FxHashMap<usize, Source> =
-        constants.map(|(place, (_, one))| (one.as_ptr().addr(), Source::Constant(place))).collect();
-    let mut same = Vec::new();
-    let is_number = |one: &Bound<'_, PyAny>| one.is_instance_of::<PyInt>() || one.is_instance_of::<PyFloat>();
-    for (place, one) in inputs.iter().enumerate().filter(|(_, one)| !is_number(one)) {
-        if let Some(Source::Input(former)) = sources.insert(one.as_ptr().addr(), Source::Input(place)) {
-            same.push((former, place));
+/// The tensors that a call is given.
+struct Passed {
+    /// The origins of the tensors, by their identities.
+    sources: FxHashMap<usize, Source>,
+    /// The pairs of inputs that are one tensor.
+    same: Vec<(usize, usize)>,
+    /// The inputs that something other than the list of inputs holds: to let them go frees nothing.
+    held: Vec<usize>,
+}
+
+impl Passed {
+    fn of(inputs: &Bound<'_, PyList>, parts: Parts<'_>) -> Self {
+        let constants = parts.constants.iter().enumerate();
+        let mut sources: FxHashMap<usize, Source> =
+            constants.map(|(place, (_, one))| (one.as_ptr().addr(), Source::Constant(place))).collect();
+        let (mut same, mut held) = (Vec::new(), Vec::new());
+        let is_number =
+            |one: &Bound<'_, PyAny>| one.is_instance_of::<PyInt>() || one.is_instance_of::<PyFloat>();
+        for (place, one) in inputs.iter().enumerate().filter(|(_, one)| !is_number(one)) {
+            // SAFETY: the object is alive, and the interpreter's lock is held.
+            let references = unsafe { ffi::Py_REFCNT(one.as_ptr()) };
+            // The list's reference, and this one.
+            if references > 2 {
+                held.push(place);
+            }
+            if let Some(Source::Input(former)) = sources.insert(one.as_ptr().addr(), Source::Input(place)) {
+                same.push((former, place));
+            }
         }
+        Self { sources, same, held }
     }
-    (sources, same)
 }
 
 impl Repeat {
-    /// Makes a repeated call of a recorded one.
+    /// Makes a repeated call of a recorded one. `same` and `held` are those of [`Passed`].
     fn new(
-        commands: CommandList,
+        py: Python<'_>,
+        commands: RecordedCommands,
         journal: Journal,
-        same: Vec<(usize, usize)>,
-        results: &[Bound<'_, PyAny>],
+        (same, held): (Vec<(usize, usize)>, Vec<usize>),
+        outputs: Vec<Known>,
+        exchange: &Exchange,
     ) -> Result<Self, String> {
-        let outputs = results.iter().map(|object| journal.known(object)).collect::<Result<Vec<_>, _>>()?;
-        let Journal { given, made, calls, .. } = journal;
+        let Journal { mut given, made, calls, .. } = journal;
         let number = |place| given.iter().position(|source| *source == Source::Made(place));
-        let made: Vec<_> =
+        let mut made: Vec<_> =
             made.into_iter().enumerate().map(|(place, made)| (made.maker, number(place))).collect();
+        let lasts = |source| match source {
+            Source::Input(place) => held.contains(&place),
+            Source::Constant(_) => true,
+            Source::Made(_) => outputs.iter().any(|output| output.source() == Some(source)),
+        };
+        let commands = commands.plan(|number| lasts(given[number]));
+        for (number, bytes) in commands.blocks() {
+            let arguments = exchange.arguments_of_block(py, bytes).map_err(|error| error.to_string())?;
+            given.push(Source::Made(made.len()));
+            made.push((Maker::New(arguments), Some(number)));
+        }
         let events = events(&commands, &given, &made, &calls, &outputs);
-        Ok(Self { commands, given, events, made, calls, outputs, same })
+        let peak_bytes = peak_bytes(&commands, &given, &events, lasts);
+        Ok(Self { commands, given, events, made, calls, outputs, same, peak_bytes })
     }
 
     /// Queues the commands for these inputs, and returns the results; `None` if their memory does not fit the commands.
@@ -469,4 +513,27 @@ fn events(
         }
     }
     events
+}
+
+/// Returns the most bytes by which the memory of inputs and new tensors grows during a call.
+fn peak_bytes(
+    commands: &CommandList,
+    given: &[Source],
+    events: &[Event],
+    lasts: impl Fn(Source) -> bool,
+) -> i64 {
+    let bytes = |source: Source| {
+        let number = given.iter().position(|own| *own == source);
+        number.map_or(0, |number| commands.allocated_bytes(number) as i64)
+    };
+    let (mut now, mut most) = (0, 0);
+    for event in events {
+        now += match event {
+            Event::Make(place, _) => bytes(Source::Made(*place)),
+            Event::Drop(source) if !lasts(*source) => -bytes(*source),
+            _ => 0,
+        };
+        most = most.max(now);
+    }
+    most
 }

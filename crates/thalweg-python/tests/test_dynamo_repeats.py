@@ -3,6 +3,7 @@
 The front end is a few lines here: its tensors are over memory of the simulated GPU, where PyTorch's are over memory of a GPU.
 """
 
+import random
 import weakref
 
 import test_dynamo_programs as programs
@@ -90,7 +91,7 @@ def test_stored_graphs_compute_the_same_when_their_calls_are_repeated():
                         assert found == text, f"result {place} of {where}"
                 for place, text in graph["changed"].items():
                     programs.agree(own[int(place)], text, f"input {place} of {where}")
-            for commands, reason in program._repeats():
+            for commands, reason, _ in program._repeats():
                 recorded += len(commands) > 0
                 refused += [f"{name}: {reason}"] * (not commands)
     assert recorded >= 12 and not refused, (recorded, refused)
@@ -129,7 +130,7 @@ def test_results_views_and_written_inputs_are_those_of_each_call():
         for call in range(5):
             checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.5)
         # One kernel, and another one for a copy of the result if it is not written where it is read.
-        assert [len(commands) for commands, _ in program._repeats()] == [1 if is_given else 2], program._repeats()
+        assert [len(commands) for commands, _, _ in program._repeats()] == [1 if is_given else 2], program._repeats()
     # Another number is another key, and memory that overlaps otherwise than before does not matter.
     for call in range(3):
         checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), -1.0)
@@ -143,7 +144,7 @@ def test_sizes_that_vary_are_recorded_each():
     for call in range(3):
         for rows in (1, 3, 8, 40):
             checked(program, thalweg.randn(rows, 5), thalweg.randn(rows, 5), 2.0)
-    assert [bool(commands) for commands, _ in program._repeats()] == [True] * 4
+    assert [bool(commands) for commands, _, _ in program._repeats()] == [True] * 4
 
 
 def program_with_functions(functions):
@@ -294,3 +295,70 @@ def test_attention_is_written_where_the_front_end_reads_it():
         expected = thalweg.nn.functional.scaled_dot_product_attention(*(one.float() for one in inputs), is_causal=True, scale=0.25)
         assert found.stride() == (256, 16, 32, 1) and thalweg.allclose(found.float(), expected, rtol=2e-2, atol=2e-2)
     assert len(program._repeats()[0][0]) == 1, program._repeats()
+
+
+def drawn(draw):
+    """Returns the shapes of inputs, products of pairs of values, and the results among them. Few values are results or read late."""
+    sizes = (16, 32, 64)
+    shapes = [(draw.choice(sizes), draw.choice(sizes)) for _ in range(6)] + [(size, size) for size in sizes]
+    inputs, products = len(shapes), []
+    while len(products) < 20:
+        recent = range(max(0, len(shapes) - 6), len(shapes))
+        one, other = draw.choice(recent), draw.randrange(len(shapes))
+        if shapes[one][1] == shapes[other][0]:
+            products.append((one, other))
+            shapes.append((shapes[one][0], shapes[other][1]))
+    results = sorted({len(shapes) - 1, *(number for number in range(inputs, len(shapes)) if draw.random() < 0.2)})
+    return shapes, inputs, products, results
+
+
+def peak(shapes, inputs, products, results):
+    """Returns the bytes of the inputs, and the most bytes at a time if each value is allocated when it is computed, and freed after its last
+    use."""
+    last = {number: step for step, pair in enumerate(products) for number in pair}
+    bytes_of = [-(-rows * columns * 4 // 512) * 512 for rows, columns in shapes]
+    given = now = most = sum(bytes_of[:inputs])
+    for step in range(len(products)):
+        value = inputs + step
+        now += bytes_of[value]
+        most = max(most, now)
+        now -= sum(bytes_of[number] for number in {*products[step], value} if number not in results and last.get(number, step) == step)
+    return given, most
+
+
+def test_memory_of_repeated_calls_is_known_and_little_more_than_that_of_single_buffers():
+    seed = random.randrange(1 << 32)
+    draw, device = random.Random(seed), thalweg.device("sim", 0)
+    found = []
+    for case in range(4):
+        shapes, inputs, products, results = drawn(draw)
+        used = {number for pair in products for number in pair} | {*results}
+        made = Description()
+        slots = [made.slot() for _ in shapes]
+        made.inputs = slots[:inputs]
+        for step, (one, other) in enumerate(products):
+            shape = shapes[inputs + step]
+            form = ([*shape], thalweg.float32, True) if inputs + step in results else None
+            made.call("mm", [Place(slots[one]), Place(slots[other])], [(slots[inputs + step], [shape[1], 1], form)], f"product {step}")
+        made.outputs = [Place(slots[number]) for number in results]
+        program = _core.Program(*made.parts(), device=device, constants=[], kept=[], exchange=exchange())
+        for call in range(3):
+            values = [thalweg.randn(shape) / max(shape) for shape in shapes[:inputs]]
+            expected = list(values)
+            for one, other in products:
+                expected.append(expected[one] @ expected[other])
+            expected = [expected[number].tolist() for number in results]
+            passed = list(map(Borrowed, values))
+            # A tensor that no product reads stays until the end.
+            values = [one for number, one in enumerate(values) if number not in used]
+            thalweg.cuda.reset_peak_memory_stats(device)
+            before = thalweg.cuda.memory_stats(device)["requested_bytes.all.current"]
+            computed = program(passed)
+            measured = thalweg.cuda.memory_stats(device)["requested_bytes.all.peak"] - before
+            assert [one.tensor.tolist() for one in computed] == expected, f"seed {seed}, case {case}, call {call}"
+            del computed
+        commands, _, predicted = program._repeats()[0]
+        given, least = peak(shapes, inputs, products, results)
+        assert len(commands) == len(products) and measured == predicted, f"seed {seed}, case {case}: {len(commands)}, {measured}, {predicted}"
+        found.append((given + predicted) / least)
+    assert max(found) < 1.25 and sum(found) / len(found) < 1.12, f"seed {seed}: {found}"

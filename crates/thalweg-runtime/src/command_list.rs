@@ -3,8 +3,8 @@
 //! A call that repeats queues the same commands over the same sizes; only its addresses change. While a thread [records](record), each
 //! command that it queues is noted, with the place of each address: a number of *given* memory (inputs and results) or of the list's own,
 //! and an offset. [`CommandList::begin`] fills in addresses and queues the commands, without the layers above that chose them. Memory
-//! of the list's own is one block. Its parts are placed as they were while the commands were recorded: what was allocated at the same time
-//! is apart.
+//! of the list's own is planned in a few *blocks* ([`thalweg_memory::plan`]) from the commands that use it. To the caller a block is made
+//! memory like a result: it is made before its first use, and may be given back after its last one.
 //!
 //! # Invariants
 //! - A list has all commands of the recorded calls, in their order, or there is none: whatever else is done on the stream, and each
@@ -16,89 +16,109 @@ use std::ops::Range;
 
 use thalweg_driver::{Access, DevicePointer, GpuCall, Label, Launch, LibraryLaunch};
 use thalweg_kernels::convolution;
+use thalweg_memory::plan::{self, Interval};
 
 use crate::deferred::{Before, queue_deferred_before};
-use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
+use crate::recorder::{self, Memory, Place, Recorded, Touched, Work};
 use crate::refuse;
-use crate::{Buffer, Error, Result, Stream};
+use crate::{Error, Result, Stream};
 
 pub use crate::recorder::{excluded, note_given, note_made, recorded, refuse};
 
 /// The greatest alignment in bytes that kernels use, as a power of two.
 const MOST_ALIGNED: u32 = 8;
 
-/// The unit in which parts of a block are placed, in bytes.
+/// The unit in which memory is allocated, in bytes.
 const UNIT_BYTES: u64 = 512;
 
-/// Records the commands that a function queues on a stream. Returns its result, and the list, or the reason why there is none.
+/// Records the commands that a function queues on a stream. Returns its result, and the commands, or the reason why there are none.
 pub fn record<T>(
     stream: &Stream,
     function: impl FnOnce() -> T,
-) -> (T, std::result::Result<CommandList, String>) {
+) -> (T, std::result::Result<RecordedCommands, String>) {
     let recording = recorder::begin(stream.key());
     let result = function();
     if crate::deferred::has_deferred() {
         refuse(|| "work is deferred beyond the call".to_owned());
     }
     let recorder = recording.end().ok_or_else(|| "another recording has ended".to_owned());
-    (result, recorder.and_then(list))
+    let commands = recorder.and_then(|recorder| match recorder.refusal {
+        Some(refusal) => Err(refusal),
+        None => Ok(RecordedCommands { memories: recorder.memories, commands: recorder.commands }),
+    });
+    (result, commands)
 }
 
-/// Returns the list of the recorded commands.
-fn list(recorder: Recorder) -> std::result::Result<CommandList, String> {
-    if let Some(refusal) = recorder.refusal {
-        return Err(refusal);
+/// Commands that were recorded, of which [`plan`](Self::plan) makes a list.
+pub struct RecordedCommands {
+    memories: Vec<Memory>,
+    commands: Vec<Recorded>,
+}
+
+impl RecordedCommands {
+    /// Plans the memory of the commands. `lasts` says which given and made memory stays allocated after its last use.
+    pub fn plan(self, lasts: impl Fn(usize) -> bool) -> CommandList {
+        let Self { memories, commands } = self;
+        let uses = uses(&commands, memories.len(), |memory| memory);
+        let mut others = vec![0; commands.len()];
+        let mut intervals = Vec::new();
+        for (number, (memory, used)) in memories.iter().zip(&uses).enumerate() {
+            let Some((first, last)) = *used else { continue };
+            match memory.given {
+                None => intervals.push(Interval { memory: number as u32, bytes: memory.bytes, first, last }),
+                Some(given) => {
+                    let first = if memory.is_made { first } else { 0 };
+                    let end = if lasts(given as usize) { others.len() } else { last + 1 };
+                    let bytes = memory.bytes.next_multiple_of(UNIT_BYTES);
+                    others[first..end].iter_mut().for_each(|sum| *sum += bytes);
+                }
+            }
+        }
+        let mut given: Vec<Numbered> = memories.iter().filter_map(Numbered::of).collect();
+        let overlaps = overlaps(&memories);
+        let mut places: Vec<Place> =
+            memories.iter().map(|memory| Place { memory: memory.given.unwrap_or(0), offset: 0 }).collect();
+        let results = given.len();
+        for block in plan::blocks(&intervals, &others) {
+            for (memory, offset) in block.placed {
+                places[memory as usize] = Place { memory: given.len() as u32, offset };
+            }
+            given.push(Numbered {
+                bytes: block.bytes.next_multiple_of(UNIT_BYTES),
+                zeros: MOST_ALIGNED,
+                is_made: true,
+            });
+        }
+        CommandList { given, results, overlaps, places, commands }
     }
-    let memories = recorder.memories.iter().enumerate();
-    let numbered: Vec<(usize, Memory)> = memories
-        .filter(|(_, memory)| memory.given.is_some())
-        .map(|(place, memory)| (place, *memory))
-        .collect();
+}
+
+/// Returns the pairs of given memory that overlap, with the distance of their addresses.
+fn overlaps(memories: &[Memory]) -> Vec<(u32, u32, u64)> {
+    let before = memories.iter().filter(|memory| !memory.is_made);
+    let before: Vec<_> = before.filter_map(|memory| Some((memory.given?, memory))).collect();
     let mut overlaps = Vec::new();
-    for (first, (_, one)) in numbered.iter().enumerate().filter(|(_, (_, one))| !one.is_made) {
-        for (second, (_, other)) in numbered.iter().enumerate().skip(first + 1) {
-            if !other.is_made && one.start < other.end() && other.start < one.end() {
-                overlaps.push((first as u32, second as u32, other.start.wrapping_sub(one.start)));
+    for (place, &(first, one)) in before.iter().enumerate() {
+        for &(second, other) in &before[place + 1..] {
+            if one.start < other.end() && other.start < one.end() {
+                overlaps.push((first, second, other.start.wrapping_sub(one.start)));
             }
         }
     }
-    let (offsets, block_bytes) = placed(&recorder.memories);
-    Ok(CommandList {
-        given: numbered.iter().map(Numbered::of).collect(),
-        overlaps,
-        memories: recorder
-            .memories
-            .iter()
-            .zip(offsets)
-            .map(|(memory, offset)| (memory.given, offset))
-            .collect(),
-        block_bytes,
-        commands: recorder.commands,
-    })
+    overlaps
 }
 
-/// Returns the offset of each memory in one block, and the size of the block: as they were placed, without what is between them.
-fn placed(memories: &[Memory]) -> (Vec<u64>, u64) {
-    let own = |memory: &&Memory| memory.given.is_none() && memory.bytes > 0;
-    let mut ranges: Vec<(u64, u64)> =
-        memories.iter().filter(own).map(|memory| (memory.start, memory.start + memory.bytes)).collect();
-    ranges.sort_unstable();
-    let mut pieces: Vec<(u64, u64, u64)> = Vec::new();
-    for (start, end) in ranges {
-        match pieces.last_mut() {
-            Some((_, last, _)) if start <= *last => *last = end.max(*last),
-            Some(&mut (first, last, offset)) => {
-                pieces.push((start, end, offset + (last - first).next_multiple_of(UNIT_BYTES)));
-            }
-            None => pieces.push((start, end, 0)),
+/// Returns the first and the last command that uses each number; `number` returns that of a memory.
+fn uses(commands: &[Recorded], count: usize, number: impl Fn(u32) -> u32) -> Vec<Option<(usize, usize)>> {
+    let mut uses = vec![None; count];
+    for (command, recorded) in commands.iter().enumerate() {
+        for place in recorded.places() {
+            let used = &mut uses[number(place.memory) as usize];
+            let (first, _) = used.unwrap_or((command, command));
+            *used = Some((first, command));
         }
     }
-    let size = pieces.last().map_or(0, |(start, end, offset)| offset + end - start);
-    let offset = |memory: &Memory| {
-        let piece = pieces.iter().rev().find(|(start, ..)| *start <= memory.start);
-        piece.filter(|_| own(&memory)).map_or(0, |(start, _, offset)| offset + memory.start - start)
-    };
-    (memories.iter().map(offset).collect(), size)
+    uses
 }
 
 const fn alignment_of(address: u64) -> u32 {
@@ -109,39 +129,38 @@ const fn alignment_of(address: u64) -> u32 {
 /// Given or made memory.
 #[derive(Clone, Copy)]
 struct Numbered {
-    /// The place among all memory.
-    memory: u32,
+    bytes: u64,
     /// The alignment of its address, as a power of two.
     zeros: u32,
     /// Whether it is made during the call.
     is_made: bool,
-    is_empty: bool,
 }
 
 impl Numbered {
-    const fn of((place, memory): &(usize, Memory)) -> Self {
-        let (is_made, is_empty) = (memory.is_made, memory.bytes == 0);
-        Self { memory: *place as u32, zeros: alignment_of(memory.start), is_made, is_empty }
+    fn of(memory: &Memory) -> Option<Self> {
+        let &Memory { start, bytes, is_made, .. } = memory;
+        memory.given.map(|_| Self { bytes, zeros: alignment_of(start), is_made })
     }
 
     /// Returns whether an address may be that of the memory before a call.
     const fn fits(&self, pointer: DevicePointer) -> bool {
         // Memory that was given back has no address.
         self.is_made
-            || self.is_empty
+            || self.bytes == 0
             || pointer.address() != 0 && alignment_of(pointer.address()) >= self.zeros
     }
 }
 
 /// Commands that can be queued again for other memory.
 pub struct CommandList {
-    /// The given and made memory, by number.
+    /// The given and made memory, by number, and after them the blocks.
     given: Vec<Numbered>,
+    /// The number of given and made memory that is no block.
+    results: usize,
     /// The pairs of given memory that overlap, with the distance of their addresses.
     overlaps: Vec<(u32, u32, u64)>,
-    /// The number of each memory that is given, or its offset in the block.
-    memories: Vec<(Option<u32>, u64)>,
-    block_bytes: u64,
+    /// The number and the offset of each memory that commands use.
+    places: Vec<Place>,
     commands: Vec<Recorded>,
 }
 
@@ -161,23 +180,19 @@ impl CommandList {
         self.commands.is_empty()
     }
 
-    /// Returns the size of the block that the commands need beside given memory.
-    pub fn block_bytes(&self) -> u64 {
-        self.block_bytes
+    /// Returns the number and the size of each block, which is made memory that the commands need beside the results.
+    pub fn blocks(&self) -> impl Iterator<Item = (usize, u64)> {
+        (self.results..self.given.len()).map(|number| (number, self.given[number].bytes))
+    }
+
+    /// Returns the size of numbered memory, in units of allocation.
+    pub fn allocated_bytes(&self, number: usize) -> u64 {
+        self.given[number].bytes.next_multiple_of(UNIT_BYTES)
     }
 
     /// Returns the first and the last command that touches each numbered memory; `None` if none does.
     pub fn uses(&self) -> Vec<Option<(usize, usize)>> {
-        let mut uses = vec![None; self.given.len()];
-        for (number, command) in self.commands.iter().enumerate() {
-            for place in command.places() {
-                if let (Some(given), _) = self.memories[place.memory as usize] {
-                    let (first, _) = uses[given as usize].unwrap_or((number, number));
-                    uses[given as usize] = Some((first, number));
-                }
-            }
-        }
-        uses
+        uses(&self.commands, self.given.len(), |memory| self.places[memory as usize].memory)
     }
 
     /// Returns whether the commands compute the same for given memory at these addresses; those of made memory are 0.
@@ -192,22 +207,16 @@ impl CommandList {
     /// Begins to queue the commands, for given memory at these addresses, which must [fit](Self::fits).
     pub fn begin(&self, stream: &Stream, given: &[DevicePointer], label: Label) -> Result<Queueing<'_>> {
         queue_deferred_before(label, Before::Unlisted)?;
-        let block = Buffer::labelled(stream, self.block_bytes, label)?;
-        let base = |&(number, offset): &(Option<u32>, u64)| match number {
-            Some(number) => given[number as usize].address(),
-            None => block.pointer().offset(offset).address(),
-        };
-        let bases = self.memories.iter().map(base).collect();
-        Ok(Queueing { list: self, bases, _block: block, stream: stream.clone() })
+        let given = given.iter().map(|pointer| pointer.address()).collect();
+        Ok(Queueing { list: self, given, stream: stream.clone() })
     }
 }
 
 /// Commands that are queued.
 pub struct Queueing<'l> {
     list: &'l CommandList,
-    /// The address of each memory.
-    bases: Vec<u64>,
-    _block: Buffer,
+    /// The address of each numbered memory.
+    given: Vec<u64>,
     stream: Stream,
 }
 
@@ -217,41 +226,46 @@ impl Queueing<'_> {
     /// # Errors
     /// If it is aligned less than while the commands were recorded.
     pub fn make(&mut self, number: usize, pointer: DevicePointer) -> Result<()> {
-        let numbered = self.list.given[number];
-        if alignment_of(pointer.address()) < numbered.zeros {
+        if alignment_of(pointer.address()) < self.list.given[number].zeros {
             refuse!("the address {:#x} is aligned too little", pointer.address());
         }
-        self.bases[numbered.memory as usize] = pointer.address();
+        self.given[number] = pointer.address();
         Ok(())
     }
 
     /// Queues some of the commands. Does not block.
     pub fn queue(&self, commands: Range<usize>) -> Result<()> {
-        self.list.commands[commands].iter().try_for_each(|command| command.queue(&self.stream, &self.bases))
+        self.list.commands[commands].iter().try_for_each(|command| command.queue(&self.stream, self))
     }
-}
 
-impl Place {
-    fn at(self, bases: &[u64]) -> DevicePointer {
-        DevicePointer::new(bases[self.memory as usize] + self.offset)
+    fn at(&self, place: Place) -> DevicePointer {
+        let own = self.list.places[place.memory as usize];
+        DevicePointer::new(self.given[own.memory as usize] + own.offset + place.offset)
     }
 }
 
 impl Recorded {
-    /// Returns the places of the memory that the command touches.
+    /// Returns the places of the memory that the command uses.
     fn places(&self) -> impl Iterator<Item = Place> {
-        self.touched.iter().map(|touched| touched.place).chain(self.addresses.iter().map(|&(_, place)| place))
+        let work: &[Place] = match &self.work {
+            Work::Launch { .. } => &[],
+            Work::Library { places, .. } => places,
+            Work::Copy { places, .. } => places,
+            Work::Fill { place, .. } => std::slice::from_ref(place),
+        };
+        let touched = self.touched.iter().map(|touched| touched.place);
+        touched.chain(self.addresses.iter().map(|&(_, place)| place)).chain(work.iter().copied())
     }
 
-    fn queue(&self, stream: &Stream, bases: &[u64]) -> Result<()> {
+    fn queue(&self, stream: &Stream, memory: &Queueing<'_>) -> Result<()> {
         let mut words = self.words.clone();
         for &(word, place) in &self.addresses {
-            words[word as usize] = place.at(bases).address();
+            words[word as usize] = memory.at(place).address();
         }
         let (label, arguments) = (self.label, bytemuck::cast_slice(&words));
         let access = |touched: &Touched| {
             let &Touched { place, bytes, mode, touch } = touched;
-            Access::new(place.at(bases).address(), bytes, mode).touching(touch)
+            Access::new(memory.at(place).address(), bytes, mode).touching(touch)
         };
         match &self.work {
             &Work::Launch { function, grid, block, shared_memory_bytes, mode } => {
@@ -264,7 +278,7 @@ impl Recorded {
                 let (mut gpu, mut places) = (GpuCall::clone(gpu), places.iter());
                 gpu.change_addresses(&mut |address| {
                     if let Some(place) = places.next() {
-                        *address = place.at(bases);
+                        *address = memory.at(*place);
                     }
                 });
                 let own;
@@ -279,9 +293,9 @@ impl Recorded {
                 stream.submit_library(launch, |list| list.extend(self.touched.iter().map(access)))
             }
             &Work::Copy { places: [target, source], bytes } => {
-                stream.copy_on_device(target.at(bases), source.at(bases), bytes, label)
+                stream.copy_on_device(memory.at(target), memory.at(source), bytes, label)
             }
-            &Work::Fill { place, pattern, count } => stream.fill(place.at(bases), pattern, count, label),
+            &Work::Fill { place, pattern, count } => stream.fill(memory.at(place), pattern, count, label),
         }
     }
 }
@@ -291,7 +305,7 @@ mod tests {
     use thalweg_sim::{SimConfig, SimDriver};
 
     use super::*;
-    use crate::{Device, Environment};
+    use crate::{Buffer, Device, Environment};
 
     const BYTES: u64 = 64;
 
@@ -321,14 +335,17 @@ mod tests {
             stream.copy_on_device(b.pointer(), own.pointer(), BYTES, label())
         });
         copied.unwrap();
-        let list = list.unwrap();
-        assert_eq!((list.len(), list.uses()), (2, vec![Some((0, 0)), Some((1, 1))]));
-        assert!((BYTES..=UNIT_BYTES).contains(&list.block_bytes()));
+        let list = list.unwrap().plan(|_| true);
+        assert_eq!((list.len(), list.uses()), (2, vec![Some((0, 0)), Some((1, 1)), Some((0, 1))]));
+        let blocks: Vec<_> = list.blocks().collect();
+        assert_eq!(blocks, [(2, UNIT_BYTES)]);
         for value in 1..4 {
             stream.copy_from_host(c.pointer(), &[value; BYTES as usize], label()).unwrap();
-            let given = [c.pointer(), DevicePointer::new(0)];
+            let given = [c.pointer(), DevicePointer::new(0), DevicePointer::new(0)];
             assert!(list.fits(&given));
             let mut queueing = list.begin(&stream, &given, label()).unwrap();
+            let block = Buffer::new(&stream, UNIT_BYTES).unwrap();
+            queueing.make(2, block.pointer()).unwrap();
             queueing.queue(0..1).unwrap();
             queueing.make(1, d.pointer()).unwrap();
             queueing.queue(1..2).unwrap();
@@ -361,7 +378,7 @@ mod tests {
             note_given(a.pointer(), BYTES);
             note_given(a.pointer().offset(16), 16);
         });
-        let list = list.unwrap();
+        let list = list.unwrap().plan(|_| true);
         let inside = |offset| [b.pointer(), b.pointer().offset(offset)];
         assert!(list.fits(&inside(16)));
         assert!(!list.fits(&inside(32)), "the distance is another one");

@@ -2,9 +2,6 @@
 
 // Parts of the library that need nothing else of it: their own tests run here, which spares a test binary of the whole library.
 #[allow(unused)]
-#[path = "../../src/arena.rs"]
-mod arena;
-#[allow(unused)]
 #[path = "../../src/embedding.rs"]
 mod embedding;
 
