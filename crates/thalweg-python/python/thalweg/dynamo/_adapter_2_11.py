@@ -62,13 +62,33 @@ def _loops_are_fused():
         partitioners.get_default_op_list = former
 
 
+def _saved_early(graph, results):
+    """Moves calls that only saved values need to the last one of their arguments, which may then be let go. PyTorch's partitioner leaves a
+    part of the backward pass that it moves to the forward pass, such as the cast of a saved value, at the end."""
+    wanted = {node for node in graph.output_node().args[0][:results] if isinstance(node, torch.fx.Node)}
+    for node in reversed(graph.nodes):
+        if node in wanted:
+            wanted.update(node.all_input_nodes)
+    if any(isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "streams" for node in graph.nodes):
+        return
+    places = {node: (place, 0) for place, node in enumerate(graph.nodes)}
+    for place, node in enumerate(list(graph.nodes)):
+        last = max(node.all_input_nodes, key=places.get, default=None)
+        if node.op == "call_function" and node not in wanted and not node.is_impure() and last is not None and last.op != "placeholder":
+            last.append(node)
+            places[node] = places[last][0], place
+
+
 def aot(forward, backward, inference, decompositions, rewrite):
     """Returns a backend that compiles the graphs of the forward and the backward pass by the given functions. `rewrite` changes the
     graph of both before it is divided."""
 
     def partition(joint, inputs, **options):
         with _loops_are_fused():
-            return min_cut_rematerialization_partition(rewrite(joint), inputs, **options)
+            passes = min_cut_rematerialization_partition(rewrite(joint), inputs, **options)
+        _saved_early(passes[0].graph, options["num_fwd_outputs"])
+        passes[0].recompile()
+        return passes
 
     return aot_autograd(
         fw_compiler=forward,
