@@ -155,7 +155,7 @@ impl Numbered {
 pub struct CommandList {
     /// The given and made memory, by number, and after them the blocks.
     given: Vec<Numbered>,
-    /// The number of given and made memory that is no block.
+    /// The number of given and made memory, without the blocks.
     results: usize,
     /// The pairs of given memory that overlap, with the distance of their addresses.
     overlaps: Vec<(u32, u32, u64)>,
