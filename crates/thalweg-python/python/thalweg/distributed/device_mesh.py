@@ -115,10 +115,13 @@ class DeviceMesh:
         return DeviceMesh(self.device_type, self.mesh.reshape(-1), mesh_dim_names=(name,) if name else None, _rank=self._rank)
 
     def __eq__(self, other):
-        return isinstance(other, DeviceMesh) and self._ranks == other._ranks and self.mesh_dim_names == other.mesh_dim_names
+        return other is self or isinstance(other, DeviceMesh) and self._ranks == other._ranks and self.mesh_dim_names == other.mesh_dim_names
 
     def __hash__(self):
         return hash((str(self._ranks), self.mesh_dim_names))
+
+    def __reduce__(self):
+        return DeviceMesh, (self.device_type, self._ranks)
 
     def __enter__(self):
         return self
