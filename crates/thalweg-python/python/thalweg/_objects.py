@@ -76,6 +76,8 @@ class _Pickler(pickle._Pickler):
             own = {name: value for name, value in obj.__dict__.items() if name not in ("_wrapper_device", "_has_wrapper_device")}
             parts = (type(obj), obj.dtype, Size(obj.shape), tuple(obj.stride()), obj.storage_offset(), _Layout("torch.strided"), obj.device, obj.requires_grad)
             return _rebuilder("from_type_v2", "torch._tensor"), (_rebuilder("wrapper_subclass"), type(obj), parts, own)
+        if hasattr(obj, "_outer"):
+            return obj.__reduce_ex__(2)
         if isinstance(obj, Parameter):
             parts, own = (obj.detach(), obj.requires_grad, collections.OrderedDict()), attributes(obj)
             return (_rebuilder("parameter_with_state"), (*parts, own)) if own else (_rebuilder("parameter"), parts)

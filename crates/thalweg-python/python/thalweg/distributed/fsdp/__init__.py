@@ -105,6 +105,12 @@ class FSDPModule:
         """Sets a function that is called with this rank's rows of each reduced gradient, and may change them."""
         self._unit.reduced_hook = hook
 
+    def set_custom_all_gather(self, comm):
+        """Raises: parameters are gathered by the group's own collective."""
+        raise NotImplementedError("FSDPModule.set_custom_all_gather and set_custom_reduce_scatter are left out: the group's own collectives are used")
+
+    set_custom_reduce_scatter = set_custom_all_gather
+
     def set_post_optim_event(self, event):
         """Sets an event that the next gather waits for: the end of the optimizer's step on another stream."""
         self._unit.awaited = event
@@ -187,13 +193,14 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
     return module
 
 
-def _crossed(device_type, groups, within=None):
+def _crossed(device_type, groups, names=None, within=None):
     """Returns the ranks of groups, each of which is along a dimension, as a mesh. Within it, each rank may be a mesh."""
     inner = [] if within is None else [within.get_group(dim) for dim in range(within.ndim)]
     ranks = get_process_group_ranks(groups[-1]) if within is None else within._ranks
     for group in reversed(groups[:-1] if within is None else groups):
         ranks = group.exchange(ranks, "fully_shard")
-    return DeviceMesh(device_type, ranks, _groups=[*groups, *inner])
+    has_names = names is not None and (within is None or within.mesh_dim_names is not None)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=(*names, *(within.mesh_dim_names if inner else ())) if has_names else None, _groups=[*groups, *inner])
 
 
 def _divided(parameter, groups, mesh, placement, offload):
@@ -215,7 +222,7 @@ def _divided(parameter, groups, mesh, placement, offload):
         rows = rows.cpu()
         rows = rows.pin_memory() if offload.pin_memory and mesh.device_type == "cuda" else rows
     if is_divided:
-        mesh = _crossed(mesh.device_type, groups, parameter.device_mesh)
+        mesh = _crossed(mesh.device_type, groups, mesh.mesh_dim_names, parameter.device_mesh)
     made = ShardedParameter(rows, mesh, [*[Replicate()] * (len(groups) - 1), own, *inner], parameter.shape, parameter.requires_grad)
     made.__dict__.update(_group=group, _dim=dim, _shape_in_group=list(shape))
     if "_sum_over" in getattr(parameter, "__dict__", ()):

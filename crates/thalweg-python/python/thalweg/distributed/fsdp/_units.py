@@ -346,6 +346,8 @@ class Unit:
         """Gives the modules the entire parameters."""
         if self._swapped is None:
             used = {id(part.parameter): one for part, one in zip(self.parts(), self._used())}
+            for one in used.values():
+                one._is_param = True
             self._swapped = self.places()
             for own, name, parameter in self._swapped:
                 own[name] = used[id(parameter)]

@@ -57,6 +57,9 @@ class DTensor(Tensor):
             raise RuntimeError("Can not redistribute to Partial, redistributing to Partial is for internal use only!")
         return made(redistributed(self._local, mesh, self.placements, placements), mesh, placements, self.shape)
 
+    def __repr__(self):
+        return f"DTensor(local_tensor={self._local.detach()}, device_mesh={self.device_mesh}, placements={self.placements})"
+
     @property
     def _handle(self):
         """The tensor that has the properties of this rank's part."""
@@ -210,9 +213,9 @@ def _called(func, args, kwargs):
     if name == "register_hook":
         hook = args[1]
         return x._local.register_hook(lambda gradient: _local_of(hook(made(gradient, x.device_mesh, _of_gradient(x), x.shape))))
-    if name in ("__repr__", "__str__", "__format__"):
-        return f"DTensor(local_tensor={x._local}, device_mesh={x.device_mesh}, placements={x.placements})"
-    if name in ("tolist", "item", "numpy", "__bool__", "__float__", "__int__", "__array__", "is_nonzero", "__index__", "equal", "allclose"):
+    if name == "__format__" and x.dim():
+        return repr(x)
+    if name in ("__format__", "tolist", "item", "numpy", "__bool__", "__float__", "__int__", "__array__", "is_nonzero", "__index__", "equal", "allclose"):
         args = [value.full_tensor() if isinstance(value, DTensor) else value for value in args]
         return func(*args, **kwargs)
     from . import _rules
@@ -264,4 +267,7 @@ vars(_types).update(Placement=Placement, Shard=Shard, Replicate=Replicate, Parti
 sys.modules[_types.__name__] = placement_types = _types
 
 from ._parameter import ShardedParameter  # noqa: E402
+from ...serialization import add_safe_globals  # noqa: E402
+
+add_safe_globals([DeviceMesh, Partial, Replicate, Shard, ShardedParameter, _StridedShard, made])
 from . import experimental  # noqa: E402,F401

@@ -56,8 +56,11 @@ class ShardedParameter(Parameter, DTensor):
     @property
     def grad(self):
         """The gradient, as a divided tensor."""
-        own = self._own_gradient
-        return None if own is None else self._divided(own)
+        own, (known, shown) = self._own_gradient, self.__dict__.get("_shown", (None, None))
+        if own is not known:
+            shown = None if own is None else self._divided(own)
+            self.__dict__["_shown"] = own, shown
+        return shown
 
     @grad.setter
     def grad(self, value):
@@ -110,7 +113,7 @@ class ShardedParameter(Parameter, DTensor):
     def _like(self, part, requires_grad):
         """Returns another parameter that is divided as this one is."""
         other = ShardedParameter(part, self.device_mesh, self.placements, self.shape, requires_grad)
-        other.__dict__.update({name: value for name, value in self.__dict__.items() if name not in other.__dict__ and name != "_hooks"})
+        other.__dict__.update({name: self.__dict__[name] for name in ("_group", "_dim", "_shape_in_group", "_sum_over") if name in self.__dict__})
         return other
 
     def _loaded(self, saved):
@@ -124,8 +127,7 @@ class ShardedParameter(Parameter, DTensor):
             memo[id(self)] = self._like(self._local.detach().clone(), self.requires_grad)
         return memo[id(self)]
 
-    def __repr__(self):
-        return DTensor.__repr__(self)
+    __repr__ = DTensor.__repr__
 
     def __reduce_ex__(self, protocol):
         return ShardedParameter, (self._local.detach(), self.device_mesh, self.placements, tuple(self.shape), self.requires_grad)

@@ -12,7 +12,7 @@ from ....nn.layers import Embedding, Linear
 from ..._functional_collectives import Change, gathered, reduced, scattered
 from ..._placements import Replicate, Shard
 from .. import DTensor, ShardedParameter
-from .._placing import part_of
+from .._placing import padded, part_of
 
 __all__ = ["ColwiseParallel", "ParallelStyle", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel",
            "parallelize_module"]
@@ -43,18 +43,26 @@ def _summed(tensor, placement, group):
     return Change.apply(tensor, lambda value: scattered(value, "sum", dim, group), lambda gradient: gathered(gradient, dim, group))
 
 
-def _placed(tensor, source, target, group):
-    """Returns a rank's part of a tensor that all ranks compute alike, in another placement."""
+def _placed(tensor, source, target, group, extent=None):
+    """Returns a rank's part of a tensor that all ranks compute alike, in another placement. The extent is that of the dimension that the ranks
+    have divided, if their parts may differ in size."""
     if isinstance(tensor, DTensor):
         return tensor.redistribute(placements=[target]).to_local()
     source, target = (Shard(one.dim % tensor.dim()) if isinstance(one, Shard) else one for one in (source, target))
     if source == target or not isinstance(tensor, Tensor):
         return tensor
     if isinstance(source, Shard):
-        tensor = Change.apply(tensor, lambda value: gathered(value, source.dim, group), lambda gradient: _part(gradient, source.dim, group))
+        tensor = Change.apply(tensor, lambda value: _together(value, source.dim, group, extent), lambda gradient: _part(gradient, source.dim, group))
     if isinstance(target, Shard):
         tensor = Change.apply(tensor, lambda value: _part(value, target.dim, group), lambda gradient: gathered(gradient, target.dim, group))
     return tensor
+
+
+def _together(tensor, dim, group, extent):
+    """Returns the parts of all ranks, one after another."""
+    if extent is None or extent % group.size() == 0:
+        return gathered(tensor, dim, group)
+    return gathered(padded(tensor, dim, -(-extent // group.size())), dim, group).narrow(dim, 0, extent)
 
 
 def _local(value, layout):
@@ -112,16 +120,18 @@ class ColwiseParallel(ParallelStyle):
     def _apply(self, module, device_mesh):
         group = device_mesh.get_group()
         if isinstance(module, Linear):
+            extent = module.weight.shape[0]
             _divide(module, "weight", 0, device_mesh)
             _divide(module, "bias", 0, device_mesh)
             module.register_forward_pre_hook(lambda part, inputs: (_entire(_local(inputs[0], self.input_layout), self.input_layout, group), *inputs[1:]))
         elif isinstance(module, Embedding):
+            extent = module.weight.shape[1]
             _divide(module, "weight", 1, device_mesh)
         else:
             raise NotImplementedError("ColwiseParallel currently only support nn.Linear and nn.Embedding!")
         _compute_with_parts(module)
         module.register_forward_hook(lambda part, inputs, output: _shown(
-            _placed(output, Shard(-1), self.output_layout, group), self.output_layout, device_mesh, self.is_local))
+            _placed(output, Shard(-1), self.output_layout, group, extent), self.output_layout, device_mesh, self.is_local))
         return module
 
 
