@@ -213,8 +213,6 @@ def test_wrapped_module_trains_as_the_module():
         close(wrapped.module.weight.grad, plain.weight.grad.tolist())
         with raises(RuntimeError, "doesn't have any parameter"):
             DistributedDataParallel(nn.ReLU())
-        with raises(NotImplementedError, "left out"):
-            wrapped.join()
 
 
 def test_bits_that_repeat():

@@ -121,7 +121,7 @@ class DeviceMesh:
         return hash((str(self._ranks), self.mesh_dim_names))
 
     def __reduce__(self):
-        return DeviceMesh, (self.device_type, self._ranks)
+        return _of_file, (self.device_type, self._ranks, self.mesh_dim_names)
 
     def __enter__(self):
         return self
@@ -132,6 +132,11 @@ class DeviceMesh:
     def __repr__(self):
         names = f", mesh_dim_names={self.mesh_dim_names}" if self.mesh_dim_names else ""
         return f"DeviceMesh('{self.device_type}', {self._ranks}{names})"
+
+
+def _of_file(device_type, ranks, names):
+    """Returns a mesh that was written to a file. Every rank calls it."""
+    return DeviceMesh(device_type, ranks, mesh_dim_names=names)
 
 
 def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_override=None):

@@ -283,7 +283,7 @@ class Fused(Optimizer):
 def _tensors(own, parameter):
     """Returns the states of a parameter as tensors on its device, of this rank's part for a divided one."""
     if hasattr(parameter, "_divided"):
-        own = {name: parameter._part(value, parameter.placements) if isinstance(value, _core.Tensor) and value.dim() else value for name, value in own.items()}
+        own = {name: value._local if hasattr(value, "_outer") else value for name, value in ((name, parameter._state(value)) for name, value in own.items())}
     return {name: _composing.real(value.detach().to(parameter.device)) if isinstance(value, _core.Tensor)
             else _core.tensor(float(value), device=parameter.device) for name, value in own.items() if isinstance(value, (_core.Tensor, int, float))}
 

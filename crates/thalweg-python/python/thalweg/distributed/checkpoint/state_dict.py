@@ -162,9 +162,7 @@ def set_optimizer_state_dict(model, optimizers, optim_state_dict, *, options=Non
         for name, values in state["state"].items():
             if name in parameters:
                 number, parameter = parameters[name]
-                states[number] = {
-                    key: parameter._divided(parameter._part(value, parameter.placements))
-                    if isinstance(parameter, DTensor) and isinstance(value, _core.Tensor) and value.dim() else value for key, value in values.items()}
+                states[number] = {key: parameter._state(value) for key, value in values.items()} if isinstance(parameter, DTensor) else values
         groups = []
         for group in optimizer.param_groups:
             first = names[id(group["params"][0])] if group["params"] else None

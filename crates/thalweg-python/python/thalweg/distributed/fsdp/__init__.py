@@ -10,6 +10,7 @@ import math
 
 from ... import _core
 from ..._left_out import attributes as _attributes
+from ...nn._calls import is_hooked
 from ...nn.containers import ModuleDict, ModuleList
 from ...nn.module import Module
 from ...utils._pytree import tree_map
@@ -63,6 +64,11 @@ def _does_nothing(self, enable):
 
 class FSDPModule:
     """A module whose parameters are spread over ranks."""
+
+    def __call__(self, *args, **kwargs):
+        # Hooks see the entire parameters, too.
+        call = super().__call__
+        return self._unit.run(call, args, kwargs) if is_hooked(self) else call(*args, **kwargs)
 
     def unshard(self, async_op=False):
         """Gathers the parameters before the next call of `forward`, which uses them. Returns an object with `wait` if `async_op` is true."""

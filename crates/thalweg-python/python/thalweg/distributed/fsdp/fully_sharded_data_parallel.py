@@ -196,11 +196,7 @@ class FullyShardedDataParallel(Module):
         state = {}
         for name, values in optim_state_dict["state"].items():
             parameter = parameters[name]
-            is_divided = isinstance(parameter, DTensor)
-            state[numbers[id(parameter)]] = {
-                key: parameter._divided(parameter._part(value, parameter.placements).clone())
-                if is_divided and isinstance(value, _core.Tensor) and value.dim() and tuple(value.shape) == tuple(parameter.shape)
-                else value for key, value in values.items()}
+            state[numbers[id(parameter)]] = {key: parameter._state(value) for key, value in values.items()} if isinstance(parameter, DTensor) else values
         groups = [{**entry, "params": [numbers[id(parameters[name])] for name in entry["params"]]} for entry in optim_state_dict["param_groups"]]
         made = {"state": state, "param_groups": groups}
         if load_directly:

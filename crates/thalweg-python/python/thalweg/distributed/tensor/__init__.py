@@ -11,7 +11,7 @@ import types
 from ... import _core, _external, _torch_functions
 from .. import all_gather_object
 from .._placements import Partial, Placement, Replicate, Shard, _StridedShard
-from ..device_mesh import DeviceMesh, init_device_mesh
+from ..device_mesh import DeviceMesh, _of_file, init_device_mesh
 from ._placing import is_divided, parts_of, redistributed, used_in_parts
 
 __all__ = ["DTensor", "DeviceMesh", "Partial", "Placement", "Replicate", "Shard", "distribute_module", "distribute_tensor", "empty", "full",
@@ -269,5 +269,5 @@ sys.modules[_types.__name__] = placement_types = _types
 from ._parameter import ShardedParameter  # noqa: E402
 from ...serialization import add_safe_globals  # noqa: E402
 
-add_safe_globals([DeviceMesh, Partial, Replicate, Shard, ShardedParameter, _StridedShard, made])
+add_safe_globals([_of_file, Partial, Replicate, Shard, ShardedParameter, _StridedShard, made])
 from . import experimental  # noqa: E402,F401

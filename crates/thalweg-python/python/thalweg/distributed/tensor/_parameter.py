@@ -48,6 +48,12 @@ class ShardedParameter(Parameter, DTensor):
         """Returns this rank's part of another tensor that is divided as this one is."""
         return made(part, self.device_mesh, _of_gradient(self), self.shape)
 
+    def _state(self, value):
+        """Returns a saved state, as this parameter is divided if it has the parameter's shape."""
+        if not isinstance(value, _core.Tensor) or not value.dim() or tuple(value.shape) != tuple(self.shape):
+            return value
+        return self._divided(self._part(value, self.placements).contiguous())
+
     @property
     def _own_gradient(self):
         """The gradient of this rank's part."""

@@ -10,6 +10,7 @@ import threading
 
 from ... import _core, _torch_functions
 from ..._kinds import LIKE, LINEAR, OF_ELEMENTS, name_of
+from .._collectives import broadcast
 from .._placements import Partial, Replicate, Shard, _StridedShard
 from ._placing import is_divided, parts_of, redistributed, used_in_parts
 
@@ -23,7 +24,7 @@ class _Local(threading.local):
 
 local = _Local()
 _IN_PLACE = frozenset(f"{name}_" for name in (*OF_ELEMENTS, "add", "sub", "neg", "zero"))
-# Draws of numbers: each rank draws all of them and keeps its part, so that ranks with the same seed have the numbers that one rank would have.
+# Draws of numbers: they are those of the first rank for the entire tensor, so that they are the numbers that one rank would have.
 _DRAWS = frozenset("normal_ uniform_ bernoulli_ exponential_ geometric_ log_normal_ cauchy_ random_ rand_like randn_like randint_like".split())
 _NEW = frozenset("new_empty new_zeros new_ones new_full new_tensor".split())
 
@@ -151,13 +152,14 @@ def drawn(call):
     """Returns a tensor of random numbers, or the one that a draw writes."""
     target, = call.values
     placements = [Replicate() if isinstance(one, Partial) else one for one in target.placements]
-    own = target._local.detach()
-    whole = own if not any(map(is_divided, placements)) else own.new_empty(list(target.shape))
-    found = call.of_parts({id(target): whole})
+    found = call.of_parts({id(target): target._local.new_empty(list(target.shape))})
+    if not found.is_meta:
+        for dim in range(call.mesh.ndim):
+            broadcast(found, group=call.mesh.get_group(dim), group_src=0)
+    part = parts_of(found, call.mesh, placements)
     if name_of(call.func).endswith("_like"):
-        return call.made(parts_of(found, call.mesh, placements).contiguous(), placements, target.shape)
-    if whole is not own:
-        target._local.copy_(parts_of(found, call.mesh, placements))
+        return call.made(part.contiguous(), placements, target.shape)
+    target._local.copy_(part)
     return target
 
 
