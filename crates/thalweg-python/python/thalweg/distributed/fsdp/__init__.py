@@ -239,7 +239,8 @@ def _divided(parameter, groups, mesh, placement, offload):
 def _become_unit(module, unit):
     """Makes a module an `FSDPModule`, which has entire parameters in each call of `forward`."""
     kind = type(module)
-    module.__class__ = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {})
+    # A compiled module passes other attributes to its original.
+    object.__setattr__(module, "__class__", type(f"FSDP{kind.__name__}", (FSDPModule, kind), {}))
     module.__dict__["_unit"] = unit
     module.forward = _gathering(unit, module.forward)
 

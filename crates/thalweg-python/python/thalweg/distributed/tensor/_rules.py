@@ -137,10 +137,10 @@ def in_place(call):
     return target
 
 
-def written(call):
-    """Writes a tensor in place, by a function that each rank computes for the entire one."""
+def written(call, target):
+    """Writes a tensor, by a function that each rank computes for the entire one."""
     _check_plain(call)
-    target, whole = call.args[0], [Replicate()] * call.mesh.ndim
+    whole = [Replicate()] * call.mesh.ndim
     parts = {id(value): redistributed(value._local, call.mesh, value.placements, whole) for value in call.values}
     call.of_parts(parts)
     if any(map(is_divided, target.placements)):
@@ -311,7 +311,7 @@ def result_of(kind, func, args, kwargs):
     if local.takes_plain:
         args, kwargs = _all_divided(kind, args, kwargs)
     call, name = Call(kind, func, args, kwargs), name_of(func)
-    if name in RULES:
+    if name in RULES and "out" not in kwargs:
         # The rules divide a dimension once.
         is_strided = any(isinstance(one, _StridedShard) for value in call.values for one in value.placements)
         return call.entire() if is_strided else RULES[name](call)
@@ -321,7 +321,9 @@ def result_of(kind, func, args, kwargs):
         found = call.of_parts({id(value): value._local for value in call.values})
         return call.made(found, [Replicate()] * call.mesh.ndim, found.shape)
     if (name.endswith("_") and not name.endswith("__") or name == "__setitem__") and isinstance(args[0], kind):
-        return in_place(call) if name in _IN_PLACE else written(call)
+        return in_place(call) if name in _IN_PLACE else written(call, args[0])
+    if isinstance(kwargs.get("out"), kind):
+        return written(call, kwargs["out"])
     if name in LINEAR or name in OF_ELEMENTS:
         return of_elements(call, name in LINEAR)
     if name in LIKE:

@@ -10,7 +10,7 @@ from . import rnn
 
 def _listed(parameters):
     parameters = [parameters] if isinstance(parameters, _core.Tensor) else list(parameters)
-    return [parameter for parameter in parameters if parameter.grad is not None]
+    return [parameter for parameter in parameters if _external.own_gradient(parameter) is not None]
 
 
 def clip_grad_norm(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
@@ -24,7 +24,7 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     parameters = _listed(parameters)
     if not parameters:
         return _core.tensor(0.0)
-    norm = get_total_norm([parameter.grad for parameter in parameters], norm_type, error_if_nonfinite)
+    norm = _total_norm([parameter.grad for parameter in parameters], float(norm_type), error_if_nonfinite)
     clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 
@@ -65,18 +65,25 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
     tensors, norm_type = [tensors] if isinstance(tensors, _core.Tensor) else list(tensors), float(norm_type)
     if not tensors:
         return _core.tensor(0.0)
+    total, dtype = _total_norm(tensors, norm_type, error_if_nonfinite), tensors[0].dtype
+    is_half = dtype in (_core.float16, _core.bfloat16) and all(tensor.dtype is dtype for tensor in tensors)
+    return total.to(dtype) if is_half else total
+
+
+def _total_norm(tensors, norm_type, error_if_nonfinite):
+    """Returns the norm of tensors taken together, which may be divided among ranks."""
     if _external.may_exist and any(hasattr(tensor, "_outer") for tensor in tensors):
         from ...distributed.tensor._norms import total_norm
-        total = total_norm(tensors, norm_type, _total_norm)
+        total = total_norm(tensors, norm_type, _norm_of_plain)
     else:
-        total = _total_norm(tensors, norm_type)
+        total = _norm_of_plain(tensors, norm_type)
     if error_if_nonfinite and not total.isfinite().item():
         raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. To disable this "
                            "error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`")
     return total
 
 
-def _total_norm(tensors, norm_type):
+def _norm_of_plain(tensors, norm_type):
     """Returns the norm of all tensors taken together, by one launch if they are plain ones."""
     if norm_type > 0 and all(type(tensor) is _core.Tensor for tensor in tensors):
         return _core._total_norm(tensors, norm_type)
