@@ -42,7 +42,8 @@ def gradient_of(value, gradient):
 
 def own_gradient(parameter):
     """Returns the gradient of a parameter, of this rank's part for a divided one."""
-    return parameter._own_gradient if may_exist and hasattr(parameter, "_own_gradient") else parameter.grad
+    own = getattr(type(parameter), "_own_gradient", None) if may_exist else None
+    return parameter.grad if own is None else own.__get__(parameter)
 
 
 def sum_of_gradients(first, second):

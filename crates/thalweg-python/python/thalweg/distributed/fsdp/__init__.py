@@ -224,9 +224,8 @@ def _divided(parameter, groups, mesh, placement, offload):
     counts = [parameter.device_mesh.size(place) for place, one in enumerate(inner) if one.is_shard(dim)]
     own = _StridedShard(dim, split_factor=math.prod(counts)) if counts else Shard(dim) if shape else Replicate()
     rows = (part_of(whole, dim, group.rank(), group.size()) if shape else whole).clone(memory_format=_core.contiguous_format)
-    if offload is not None:
-        rows = rows.cpu()
-        rows = rows.pin_memory() if offload.pin_memory and mesh.device_type == "cuda" else rows
+    if offload is not None and rows.is_cuda:
+        rows = rows.cpu().pin_memory() if offload.pin_memory else rows.cpu()
     if is_divided:
         mesh = _crossed(mesh.device_type, groups, mesh.mesh_dim_names, parameter.device_mesh)
     made = ShardedParameter(rows, mesh, [*[Replicate()] * (len(groups) - 1), own, *inner], parameter.shape, parameter.requires_grad)

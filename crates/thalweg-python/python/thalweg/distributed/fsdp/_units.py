@@ -154,7 +154,8 @@ class _Part:
         self.parameter, self.local, self.shape, self.dim = parameter, parameter._local, parameter._shape_in_group, parameter._dim
         self.dtype, self.is_trained, self._storage = self._facts()
         # The device that computes, which has the entire parameter.
-        self.device = _core.get_default_device() if is_offloaded and not self.local.is_meta else self.local.device
+        has_moved = is_offloaded and parameter.device_mesh.device_type == "cuda" and not self.local.is_meta
+        self.device = _core.get_default_device() if has_moved else self.local.device
         # All ranks' parts have as many rows, the last of which may be beyond the end. Each rank has a parameter without dimensions as a row.
         rows, *rest = self._first(self.shape) if self.shape else [ranks]
         self.rows, self.own = -(-rows // ranks), self.local.shape[self.dim] if self.shape else 1

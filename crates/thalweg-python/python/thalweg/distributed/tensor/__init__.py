@@ -118,11 +118,11 @@ def _normal(placements, mesh, rank):
     return tuple(dataclasses.replace(one, dim=one.dim % rank) if is_divided(one) and one.dim < 0 else one for one in placements)
 
 
-def made(local, mesh, placements, shape):
-    """Returns a rank's part as a divided tensor."""
+def made(local, mesh, placements, shape, like=None):
+    """Returns a rank's part as a divided tensor. `like` may be a tensor without memory that has the shape."""
     _external.expected()
     with _torch_functions.DisableTorchFunction():
-        outer = Tensor.as_subclass(_core.empty(list(shape), dtype=local.dtype, device="meta"), DTensor)
+        outer = Tensor.as_subclass(_core.empty(list(shape), dtype=local.dtype, device="meta") if like is None else like, DTensor)
     outer.__dict__.update(_local=local, device_mesh=mesh, placements=tuple(placements))
     return outer
 

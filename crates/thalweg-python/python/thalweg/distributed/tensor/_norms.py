@@ -22,7 +22,7 @@ def total_norm(tensors, norm_type, norm_of_plain):
         if isinstance(tensor, DTensor):
             placements = _of_gradient(tensor)
             groups = [tensor.device_mesh.get_group(dim) for dim, one in enumerate(placements) if is_divided(one)]
-            tensor = tensor._part(tensor, placements)
+            tensor = tensor._part(tensor, placements) if any(one.is_partial() for one in tensor.placements) else tensor._local
         shares.setdefault(tuple(map(id, groups)), (groups, []))[1].append(tensor.detach())
     norms = _core.stack([_of_share(norm_of_plain, [part for part in parts if part.numel()], norm_type, groups, device, dtype)
                          for groups, parts in shares.values()])

@@ -46,7 +46,7 @@ class ShardedParameter(Parameter, DTensor):
 
     def _divided(self, part):
         """Returns this rank's part of another tensor that is divided as this one is."""
-        return made(part, self.device_mesh, _of_gradient(self), self.shape)
+        return made(part, self.device_mesh, _of_gradient(self), None, self.__dict__["_outer"])
 
     def _state(self, value):
         """Returns a saved state, as this parameter is divided if it has the parameter's shape."""
