@@ -1,7 +1,7 @@
 """Loops of different lengths on several ranks (`torch.distributed.algorithms.join`).
 
 Before each step the ranks that take it count themselves. Ranks whose loop has ended take part in the collectives of the others' steps, by
-the `main_hook` of each object, until nobody counts.
+the `main_hook` of each object, until none counts.
 """
 
 import abc

@@ -72,9 +72,9 @@ class DistributedDataParallel(Module, Joinable):
         module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
 
     def _not_ignored(self, named):
-        """Returns the tensors that ranks have together."""
+        """Returns the tensors that ranks have together, this rank's parts of divided ones."""
         ignored = set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
-        return [tensor for name, tensor in named if name not in ignored]
+        return [tensor._local if hasattr(tensor, "_outer") else tensor for name, tensor in named if name not in ignored]
 
     def _buffers_of_all(self):
         return self._not_ignored(self.module.named_buffers())

@@ -51,8 +51,10 @@ def _read(value, options):
     """Returns a tensor of a state: entire, or this rank's part of it."""
     if isinstance(value, DTensor):
         value = value.full_tensor() if options.full_state_dict else value
-    value = value if isinstance(value, DTensor) or not isinstance(value, _core.Tensor) else value.detach()
-    return value.cpu() if options.cpu_offload and isinstance(value, _core.Tensor) and not isinstance(value, DTensor) else value
+    if not isinstance(value, _core.Tensor):
+        return value
+    # A copy in the host's memory is one, also of a tensor that is there already.
+    return value.detach().to("cpu", copy=True) if options.cpu_offload else value.detach()
 
 
 def _only_first(state, options):

@@ -267,7 +267,7 @@ vars(_types).update(Placement=Placement, Shard=Shard, Replicate=Replicate, Parti
 sys.modules[_types.__name__] = placement_types = _types
 
 from ._parameter import ShardedParameter  # noqa: E402
-from ...serialization import add_safe_globals  # noqa: E402
+from ..._objects import know  # noqa: E402
 
-add_safe_globals([_of_file, Partial, Replicate, Shard, ShardedParameter, _StridedShard, made])
+know(_of_file, Partial, Replicate, Shard, ShardedParameter, _StridedShard, made)
 from . import experimental  # noqa: E402,F401
