@@ -52,7 +52,7 @@ class FullyShardedDataParallel(Module):
         self.process_group = _check("FullyShardedDataParallel", group)
         self.sharding_strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
         reshards = False if self.sharding_strategy in _KEEPING else None
-        offload = CPUOffloadPolicy() if cpu_offload is not None and cpu_offload.offload_params else None
+        offload = CPUOffloadPolicy() if getattr(cpu_offload, "offload_params", cpu_offload) else None
         for part in (*parts, module):
             fully_shard(part, mesh=device_mesh, offload_policy=offload, reshard_after_forward=reshards, mp_policy=policy, ignored_params=kept, group=(self.process_group, replicas))
         self._fsdp_wrapped_module = module
