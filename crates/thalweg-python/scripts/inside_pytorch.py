@@ -8,12 +8,13 @@ The models (`model_classes.py`) have random weights. NAME is a name of a model o
 
 `--accuracy` compares results, gradients and buffers of four calls with those of eager PyTorch: both are measured against the same model in
 float64; with `--float64` all of them are in float64, so that rounding cannot be the reason for a difference. `--performance` times calls, the first one too, and the peak of memory. Without a GPU models are tiny, `thalweg` compiles the graphs for a
-GPU and runs them on the simulated one, and only `--accuracy` has a meaning. With FILE a line of JSON for each run is appended; the last lines
-printed are a table. Every model runs in a process of its own; N of them compile at the same time, and are measured one after the other.
+GPU and runs them on the simulated one, and only `--accuracy` has a meaning. With FILE a line of JSON for each run is appended, and runs that it has already are not repeated; the last lines
+printed are a table. Every model runs in a process of its own; N of them compile at the same time, on all GPUs in turn, and are measured one after the other on each.
 """
 
 import argparse
 import collections
+import concurrent.futures
 import copy
 import json
 import math
@@ -34,6 +35,8 @@ import model_classes
 HERE = pathlib.Path(__file__).parent
 IS_ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if IS_ON_GPU else "cpu"
+# The GPUs, by the names that `CUDA_VISIBLE_DEVICES` takes; without one a single entry.
+GPUS = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))).split(",")
 
 
 def tensors_of(value):
@@ -218,13 +221,13 @@ def run_row(row, options, gate):
 
 
 class Child:
-    """A separate process that runs a row: this program, started with the row and two pipes."""
+    """A separate process that runs a row on a GPU: this program, started with the row and two pipes."""
 
-    def __init__(self, row, options):
+    def __init__(self, row, options, gpu):
         self._row = row
         (self._reader, writer), (reader, self._go) = os.pipe(), os.pipe()
         given = json.dumps([row, vars(options), writer, reader])
-        self._process = subprocess.Popen([sys.executable, __file__, "--child", given], pass_fds=(writer, reader))
+        self._process = subprocess.Popen([sys.executable, __file__, "--child", given], pass_fds=(writer, reader), env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu})
         os.close(writer)
         os.close(reader)
         self._begun = b""
@@ -275,17 +278,21 @@ def child(row, options, writer, reader):
 
 
 def results(rows, options):
-    """Runs rows, some of them at the same time, but measures them one after the other. Yields the results. If the first
+    """Runs rows, some of them at the same time, but measures them one after the other on each GPU. Yields the results. If the first
     two rows fail for the same reason, no more are run."""
     end, problems = time.time() + options.total, []
     for first in range(0, len(rows), options.jobs):
         if time.time() > end:
             return
-        children = [Child(row, options) for row in rows[first : first + options.jobs]]
-        for child in children:
+        children = collections.defaultdict(list)
+        for place, row in enumerate(rows[first : first + options.jobs], first):
+            gpu = GPUS[place // len(options.backend) % len(GPUS)]
+            children[gpu].append(Child(row, options, gpu))
+        for child in sum(children.values(), []):
             child.wait()
-        for child in children:
-            row = child.result()
+        with concurrent.futures.ThreadPoolExecutor(len(GPUS)) as pool:
+            measured = list(pool.map(lambda of_gpu: [child.result() for child in of_gpu], children.values()))
+        for row in sum(measured, []):
             problems.append(row.get("problem"))
             yield row
         if len(problems) > 1 and problems[0] is not None and problems[0] == problems[1]:
@@ -358,7 +365,12 @@ def main():
     rows = [
         {"suite": suite, "name": name, "mode": mode, "backend": backend} for suite, name in chosen for mode in modes for backend in options.backend
     ]
-    done = []
+    done, place = [], lambda row: tuple(row[key] for key in ("suite", "name", "mode", "backend"))
+    if options.out and os.path.exists(options.out):
+        wanted = {place(row) for row in rows}
+        done = [row for row in map(json.loads, open(options.out)) if place(row) in wanted]
+        known = {place(row) for row in done}
+        rows = [row for row in rows if place(row) not in known]
     for row in results(rows, options):
         done.append(row)
         print(line_of(row), flush=True)

@@ -2,10 +2,10 @@
 //!
 //! [`SdpBackend::Cudnn`] is a call of NVIDIA's library, [`SdpBackend::Flash`] a kernel of our own; neither stores a matrix of
 //! scores. [`SdpBackend::Math`] is a composition of operators. A call takes the first of its thread's backends, in the order of
-//! [`SdpBackend`], that can compute it; [`sdp_kernel`] sets which may be used. Cudnn and Flash take queries, keys and values of
-//! bf16 or f16 with 3 or 4 dimensions, equal batches, up to 256 features, and a scale above 0, on the simulator and on GPUs from
-//! compute capability 8.0 on; Cudnn only if the library is present and supports the shape. Features that are not a multiple of 8,
-//! and values with other features than queries, are padded with zeros. Math takes everything.
+//! [`SdpBackend`], that can compute it; [`sdp_kernel`] sets which may be used. Cudnn and Flash take queries, keys and values with 3
+//! or 4 dimensions, equal batches and a scale above 0, on the simulator and on GPUs from compute capability 8.0 on: of bf16 or f16 with
+//! up to 256 features, and Flash of f32 with up to 128; Cudnn only if the library is present and supports the shape. Features that do
+//! not fill chunks of 16 bytes, and values with other features than queries, are padded with zeros. Math takes everything.
 //!
 //! Both take a mask of truth values or of numbers that repeats along any of its dimensions; numbers are added to the scores in the
 //! queries' dtype, and may need a gradient. Cudnn takes masks that are contiguous along the keys, with other strides that are
@@ -15,7 +15,7 @@
 //! numbers that a simulator draws too, while the library draws numbers of its own.
 //!
 //! One query per head that needs no gradient, such as a step of a decoder, is computed by a form of Flash with a kernel of its
-//! own, which also takes f32 and a mask of truth values.
+//! own, which also takes a mask of truth values.
 //!
 //! The first pass of attention by Cudnn for a shape prepares a plan, which takes some tenths of a second on a GPU. Its gradients
 //! may differ in their last bits from run to run; if
@@ -26,7 +26,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
-use thalweg_kernels::attention::{CHUNK, MOST_FEATURES, WORDS};
+use thalweg_kernels::attention::{WORDS, chunk, most_features};
 use thalweg_kernels::one_query::OneQuery;
 use thalweg_runtime::{Error, Result, invalid};
 
@@ -129,10 +129,10 @@ pub fn fused_attention(
     });
     let (is_single, result_features) = (query.rank() == 3, value.shape().last().copied().unwrap_or(0));
     let width = [query, value].iter().filter_map(|tensor| tensor.shape().last()).max();
-    let width = width.map_or(0, |width| width.next_multiple_of(CHUNK as usize));
+    let width = width.map_or(0, |width| width.next_multiple_of(chunk(dtype_in_lower(query)) as usize));
     let whole = |tensor: &Tensor| {
         let tensor = if is_single { tensor.unsqueeze(0)? } else { tensor.clone() };
-        match width - tensor.shape().last().copied().unwrap_or(0) {
+        match width.saturating_sub(tensor.shape().last().copied().unwrap_or(0)) {
             further @ 1.. if reason.is_none() => tensor.constant_pad_nd(&[0, further as i64], 0.0),
             _ => Ok(tensor),
         }
@@ -261,9 +261,31 @@ pub fn cached_attention(
     }
 }
 
-/// Returns self-attention, (tokens, heads, features), of a packed tensor (tokens, heads, 3, features), as [`fused_attention`]
-/// does.
-pub fn fused_packed_attention(
+/// Returns self-attention, (tokens, heads, features), of a packed tensor (tokens, heads, 3, features): as one operator if a fused backend
+/// computes it, else by [`attention`].
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the tensor has another shape, or no allowed backend can compute it.
+pub fn packed_attention(
+    packed: &Tensor,
+    is_causal: bool,
+    scale: f64,
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
+    if !matches!(packed.shape(), [_, _, 3, _]) {
+        return Err(invalid!("the input is (tokens, heads, 3, features), not {:?}", packed.shape()));
+    }
+    if let Some(result) = fused_packed_attention(packed, is_causal, scale, location)? {
+        return Ok(result);
+    }
+    let parts = packed.unbind(2)?;
+    let heads = |part: usize| parts[part].transpose(0, 1);
+    let request = Request { is_causal, scale, enable_gqa: false, mask: None, dropout: None };
+    attention([&heads(0)?, &heads(1)?, &heads(2)?], request, location)?.transpose(0, 1)
+}
+
+/// Returns self-attention of a packed tensor by the fused backend that is to compute it; `None` if none is.
+fn fused_packed_attention(
     packed: &Tensor,
     is_causal: bool,
     scale: f64,
@@ -272,9 +294,9 @@ pub fn fused_packed_attention(
     let request = Request { is_causal, scale, enable_gqa: false, mask: None, dropout: None };
     let reason = reason_against(&[packed], request).or_else(|| {
         let is_packed =
-            matches!(packed.shape(), [_, _, 3, features] if features.is_multiple_of(CHUNK as usize));
+            matches!(packed.shape(), [_, _, 3, features] if features.is_multiple_of(chunk(dtype_in_lower(packed)) as usize));
         (!is_packed || packed.elements() == 0)
-            .then_some("it takes (tokens, heads, 3, features), features in a multiple of 8")
+            .then_some("it takes (tokens, heads, 3, features), features in whole chunks of 16 bytes")
     });
     let Some(backends) = fused_backends(packed, true, reason)? else { return Ok(None) };
     let arguments = [packed.into(), is_causal.into(), scale.into(), backends.into()];
@@ -305,16 +327,16 @@ fn reason_against_mask(query: &Tensor, key: &Tensor, mask: &Tensor) -> Option<&'
 fn reason_against(tensors: &[&Tensor], request: Request<'_>) -> Option<&'static str> {
     let device = tensors[0].device();
     let dtype = dtype_in_lower(tensors[0]);
-    if !matches!(dtype, DType::Bf16 | DType::F16)
+    if !matches!(dtype, DType::Bf16 | DType::F16 | DType::F32)
         || tensors.iter().any(|tensor| dtype_in_lower(tensor) != dtype)
     {
-        return Some("it takes bfloat16 or float16");
+        return Some("it takes bfloat16, float16 or float32");
     }
     if tensors
         .iter()
-        .any(|tensor| tensor.shape().last().is_none_or(|&features| features as u64 > MOST_FEATURES))
+        .any(|tensor| tensor.shape().last().is_none_or(|&features| features as u64 > most_features(dtype)))
     {
-        return Some("it takes up to 256 features");
+        return Some("it takes up to 256 features, or up to 128 of float32");
     }
     if !(request.scale > 0.0 && (request.scale as f32) > 0.0 && (request.scale as f32).is_finite()) {
         return Some("it takes a finite scale above 0");
@@ -323,9 +345,11 @@ fn reason_against(tensors: &[&Tensor], request: Request<'_>) -> Option<&'static 
 }
 
 /// Returns the bits of the fused backends that may compute attention, unless `reason` excludes them; `None` if Math computes it.
-/// `takes_call` is whether Cudnn takes mask and dropout.
+/// `takes_call` is whether Cudnn takes mask and
+/// dropout.
 fn fused_backends(query: &Tensor, takes_call: bool, reason: Option<&str>) -> Result<Option<i64>> {
     let [cudnn, flash, math] = ALLOWED.get();
+    let takes_call = takes_call && dtype_in_lower(query) != DType::F32;
     let cudnn = cudnn && takes_call && query.device().properties().libraries.attention;
     let bit = |is: bool, backend: SdpBackend| if is { backend.bit() } else { 0 };
     match (reason, bit(cudnn, SdpBackend::Cudnn) | bit(flash, SdpBackend::Flash)) {

@@ -6,10 +6,10 @@
 // they lie in registers.
 #include "tiles.cuh"
 
-constexpr u32 ROWS = GROUPS / SPLIT * 64, OWN_BYTES = ROWS * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
+constexpr u32 ROWS = GROUPS / SPLIT * 64, OWN_BYTES = ROWS * HEAD * SIZE, TILE_BYTES = TILE * HEAD * SIZE;
 constexpr u32 STAGE_BYTES = 2 * TILE_BYTES + (OWNS_KEYS ? 1024 : 0);
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ arguments x) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) NAME(const __grid_constant__ arguments x) {
 #if !WARP_GROUPS || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) u8 memory[];
     const u32 own = (shared_address(memory) + 1023) / 1024 * 1024, stages = own + 2 * OWN_BYTES;
@@ -38,8 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     if (is_causal(x) && at.first + ROWS < seen) { seen = at.first + ROWS; }
     const u32 tiles = u32((seen + TILE - 1) / TILE);
 #endif
-    const u16* const own_first_from = own_first.at + at.batch * own_first.batch + at.head * own_first.head;
-    const u16* const own_second_from = own_second.at + at.batch * own_second.batch + at.head * own_second.head;
+    const element* const own_first_from = own_first.at + at.batch * own_first.batch + at.head * own_first.head;
+    const element* const own_second_from = own_second.at + at.batch * own_second.batch + at.head * own_second.head;
 #if WARP_GROUPS
     constexpr u32 COPIERS = 128;
     const u32 copier = thread;
@@ -104,12 +104,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     const u32 lane = thread % 32;
     const i64 first_row = at.first + part * 64, row = first_row + thread / 32 % 4 * 16 + lane / 4;
     f32 s[TILE / 2], gp[TILE / 2], sum[COLUMNS / 2];
-    u32 gs[TILE / 4];
+    u32 gs[FACTORS];
     #pragma unroll
     for (u32 i = 0; i < COLUMNS / 2; ++i) { sum[i] = 0; }
 #if OWNS_KEYS
     f32 values[COLUMNS / 2];
-    u32 p[TILE / 4];
+    u32 p[FACTORS];
     #pragma unroll
     for (u32 i = 0; i < COLUMNS / 2; ++i) { values[i] = 0; }
 #else
@@ -175,8 +175,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
             }
         }
 #if DROPPED
+        f32 used[TILE / 2];
         #pragma unroll
-        for (u32 i = 0; i < TILE / 4; ++i) { p[i] = pair(kept.is(kept, i * 2) ? s[i * 2] : 0, kept.is(kept, i * 2 + 1) ? s[i * 2 + 1] : 0); }
+        for (u32 i = 0; i < TILE / 2; ++i) { used[i] = kept.is(kept, i) ? s[i] : 0; }
+        round_to_elements(p, used);
 #else
         round_to_elements(p, s);
 #endif

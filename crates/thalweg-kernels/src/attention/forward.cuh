@@ -3,7 +3,7 @@
 #include "tiles.cuh"
 
 constexpr u32 QUERIES = GROUPS * 64;
-constexpr u32 QUERY_BYTES = QUERIES * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
+constexpr u32 QUERY_BYTES = QUERIES * HEAD * SIZE, TILE_BYTES = TILE * HEAD * SIZE;
 
 // Excludes masked scores from a tile of keys that begins at `first`.
 DEVICE void limit_scores(f32 (&s)[TILE / 2], const arguments& x, const i64 query, const i64 first) {
@@ -53,8 +53,9 @@ DEVICE void soften(f32 (&s)[TILE / 2], rows_state& rows, f32 (&factor)[2], const
         for (u32 j = 0; j < TILE / 8; ++j) { most = fmaxf(most, fmaxf(s[j * 4 + half * 2], s[j * 4 + half * 2 + 1])); }
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        const f32 base = most == -INFINITE ? 0 : most * scale;
-        factor[half] = exp2_of(__fmaf_rn(rows.maximum[half], scale, -base));
+        const f32 least = most == -INFINITE ? 0 : most, base = least * scale;
+        // Exactly 1 if the maximum is the earlier one.
+        factor[half] = exp2_of((rows.maximum[half] - least) * scale);
         rows.maximum[half] = most;
         f32 sums[2] = {0, 0};
         #pragma unroll
@@ -96,7 +97,7 @@ DEVICE void finish_rows(const arguments& x, const place at, const i64 first, f32
             lse[query + half * 8] = sum == 0 ? -INFINITE : (rows.maximum[half] * x.scale + log2f(sum)) * 0.693147180559945309f;
         }
     }
-    u16* const to = x.o.at + at.batch * x.o.batch + at.head * x.o.head;
+    element* const to = x.o.at + at.batch * x.o.batch + at.head * x.o.head;
     store_rows(to, x.o.row, first, x.queries, 0, x.columns, o, inverse[0], inverse[1]);
 }
 

@@ -116,7 +116,13 @@ fn store<T: Element>(to: &[Cell<T>], start: usize, values: &[f32]) {
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
+    // Sixteen sums are independent, so that they are vectors.
+    let ((a, rest_a), (b, rest_b)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+    let mut sums = [0.0_f32; 16];
+    for (a, b) in a.iter().zip(b) {
+        sums.iter_mut().zip(a).zip(b).for_each(|((sum, a), b)| *sum += a * b);
+    }
+    sums.iter().sum::<f32>() + rest_a.iter().zip(rest_b).map(|(a, b)| a * b).sum::<f32>()
 }
 
 /// Adds a row times a factor.

@@ -2,7 +2,7 @@
 // and goes through the scores to which these mask elements are added: of one part of the heads along which the mask repeats.
 #include "tiles.cuh"
 
-constexpr u32 OWN_BYTES = 64 * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
+constexpr u32 OWN_BYTES = 64 * HEAD * SIZE, TILE_BYTES = TILE * HEAD * SIZE;
 
 struct range {
     i64 from, to;
@@ -75,7 +75,7 @@ DEVICE void store_gradients(const arguments& x, f32* const part, f32* const tile
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ arguments x) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) NAME(const __grid_constant__ arguments x) {
     extern __shared__ __align__(1024) u8 memory[];
     const u32 aligned = (shared_address(memory) + 1023) / 1024 * 1024, q = aligned, k = q + 2 * OWN_BYTES;
     i64 item = blockIdx.x;

@@ -7,7 +7,8 @@
 //!
 //! # On a GPU
 //! There are five kernels, one per [`Pass`]. Products use the tensor cores, with 16-bit floats and sums in f32; weights, and the
-//! gradients of scores, are rounded to the operands' dtype before they are multiplied. Each element of each result is summed by
+//! gradients of scores, are rounded to the operands' dtype before they are multiplied. An f32 is multiplied as the sum of two numbers of
+//! TF32, which takes three products and keeps 21 binary digits of each factor. Each element of each result is summed by
 //! one thread block in an order that follows from the sizes, so a call always returns the same bits. The gradient computes the
 //! scores twice: once per block of keys (for the gradients of keys and values), and once per block of queries. Adding the
 //! queries' gradient from all blocks of keys instead would save two of seven products, but its bits would depend on timing. The
@@ -34,11 +35,17 @@ pub use host::{Operands, Outputs, run_on_host};
 use source::Unit;
 pub(crate) use source::sources;
 
-/// The most features of a head.
-pub const MOST_FEATURES: u64 = 256;
+/// Returns the most features of a head: with 32-bit floats those for whose gradient each GPU of compute capability 8 has shared memory.
+#[must_use]
+pub const fn most_features(dtype: DType) -> u64 {
+    if matches!(dtype, DType::F32) { 128 } else { 256 }
+}
 
 /// Features, bases and strides are multiples of this many elements, which one copy of 16 bytes transfers.
-pub const CHUNK: u64 = 8;
+#[must_use]
+pub const fn chunk(dtype: DType) -> u64 {
+    16 / dtype.size_bytes() as u64
+}
 
 /// Rows of the [sums](PerOperand) of a head are padded to a multiple of this.
 const PADDING: u64 = 128;
@@ -129,8 +136,7 @@ impl Mask {
     #[must_use]
     pub const fn is_of_library(&self, address: u64) -> bool {
         let MaskStrides { batch, head, query, key } = self.strides;
-        let is_whole =
-            batch.is_multiple_of(CHUNK) && head.is_multiple_of(CHUNK) && query.is_multiple_of(CHUNK);
+        let is_whole = batch.is_multiple_of(8) && head.is_multiple_of(8) && query.is_multiple_of(8);
         !self.is_truth && key == 1 && is_whole && address.is_multiple_of(16)
     }
 }
@@ -138,7 +144,7 @@ impl Mask {
 /// The sizes of attention, and the layouts of its operands.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Attention {
-    /// The dtype of all operands: bf16 or f16.
+    /// The dtype of all operands: bf16, f16 or f32.
     pub dtype: DType,
     /// The number of batches.
     pub batch: u64,
@@ -150,7 +156,7 @@ pub struct Attention {
     pub queries: u64,
     /// The number of keys of a head.
     pub keys: u64,
-    /// The number of features of a head: a multiple of [`CHUNK`], at most [`MOST_FEATURES`].
+    /// The number of features of a head: a multiple of [`chunk`], at most [`most_features`].
     pub features: u64,
     /// Whether query i sees only the keys up to the i-th.
     pub is_causal: bool,
@@ -336,14 +342,13 @@ impl Attention {
     /// If dtype, features, keys, heads, scale or strides are not supported, or a head has 2³⁰ tokens.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: String| Err(Fault::new(format!("attention: {text}")));
-        if !matches!(self.dtype, DType::Bf16 | DType::F16) {
-            return fault(format!("operands are bfloat16 or float16, not {}", self.dtype));
+        if !matches!(self.dtype, DType::Bf16 | DType::F16 | DType::F32) {
+            return fault(format!("operands are bfloat16, float16 or float32, not {}", self.dtype));
         }
-        if self.features == 0 || self.features > MOST_FEATURES || !self.features.is_multiple_of(CHUNK) {
+        let (most, chunk) = (most_features(self.dtype), chunk(self.dtype));
+        if self.features == 0 || self.features > most || !self.features.is_multiple_of(chunk) {
             let features = self.features;
-            return fault(format!(
-                "a head has a multiple of {CHUNK} up to {MOST_FEATURES} features, not {features}"
-            ));
+            return fault(format!("a head has a multiple of {chunk} up to {most} features, not {features}"));
         }
         if self.keys == 0 {
             return fault("there is no key".to_owned());
@@ -364,9 +369,9 @@ impl Attention {
         let strides = self.strides.list();
         if strides
             .iter()
-            .any(|one| ![one.batch, one.head, one.row].iter().all(|step| step.is_multiple_of(CHUNK)))
+            .any(|one| ![one.batch, one.head, one.row].iter().all(|step| step.is_multiple_of(chunk)))
         {
-            return fault(format!("strides are multiples of {CHUNK} elements"));
+            return fault(format!("strides are multiples of {chunk} elements"));
         }
         Ok(())
     }
@@ -406,14 +411,14 @@ impl AttentionPass {
 
     /// Returns the number of heads in flight together: those whose operands stay in the cache.
     fn band(&self) -> u64 {
-        let Attention { heads, kv_heads, queries, keys, features, is_causal, .. } = self.attention;
-        let bytes = |rows: u64| (rows * features * 4).max(1);
+        let Attention { dtype, heads, kv_heads, queries, keys, features, is_causal, .. } = self.attention;
+        let bytes = |rows: u64| (rows * features * 2 * dtype.size_bytes() as u64).max(1);
         let [_, all] = self.blocks();
         let shared = heads / kv_heads;
         let band = match self.pass {
             Pass::Keys => CACHED_BYTES / (bytes(queries) * shared),
             // Persistent blocks finish at the same time only if all of them get short work last.
-            Pass::Forward if is_causal && self.cores == TensorCores::WarpGroup => all,
+            Pass::Forward if is_causal && self.unit().is_persistent() => all,
             _ => CACHED_BYTES / bytes(keys) * shared,
         };
         band.clamp(1, all.max(1))
@@ -442,10 +447,7 @@ impl AttentionPass {
             _ => self.blocks(),
         };
         let all = u32::try_from(blocks * heads).ok().filter(|&all| all > 0)?;
-        let grid = match (self.pass, self.unit().instructions()) {
-            (Pass::Forward, TensorCores::WarpGroup) => all.min(self.processors.max(1)),
-            _ => all,
-        };
+        let grid = if self.unit().is_persistent() { all.min(self.processors.max(1)) } else { all };
         Some(LaunchShape { grid: [grid, 1, 1], block: [self.unit().threads(), 1, 1] })
     }
 

@@ -127,7 +127,7 @@ impl Placed<LibraryAttention, Addresses> {
     /// Checks that the library can compute the call.
     ///
     /// # Errors
-    /// Those of [`Attention::check`]; and if an operand does not begin at a multiple of 16 bytes, or the mask is not [one for the
+    /// Those of [`Attention::check`]; and if operands are float32, an operand does not begin at a multiple of 16 bytes, or the mask is not [one for the
     /// library](super::Mask::is_of_library), or there is dropout.
     pub fn check(&self) -> Result<(), Fault> {
         if self.kernel.attention.mask.is_some_and(|mask| !mask.is_of_library(self.at.mask)) {
@@ -136,6 +136,9 @@ impl Placed<LibraryAttention, Addresses> {
                  16 bytes"
                     .to_owned(),
             ));
+        }
+        if self.kernel.attention.dtype == DType::F32 {
+            return Err(Fault::new("attention: a library takes bfloat16 or float16".to_owned()));
         }
         if self.kernel.attention.dropout.is_some() {
             return Err(Fault::new("attention: a library draws other numbers for dropout".to_owned()));
@@ -214,6 +217,7 @@ fn run_backward(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     match pass.attention.dtype {
         DType::Bf16 => run_backward_typed::<bf16>(launch, &pass.attention, &at),
         DType::F16 => run_backward_typed::<f16>(launch, &pass.attention, &at),
+        DType::F32 => run_backward_typed::<f32>(launch, &pass.attention, &at),
         other => Err(HostFault(format!("attention: {other} is not a dtype of its operands"))),
     }
 }
@@ -257,6 +261,7 @@ fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     match pass.attention.dtype {
         DType::Bf16 => run_typed::<bf16>(launch, &pass, &at),
         DType::F16 => run_typed::<f16>(launch, &pass, &at),
+        DType::F32 => run_typed::<f32>(launch, &pass, &at),
         other => Err(HostFault(format!("attention: {other} is not a dtype of its operands"))),
     }
 }

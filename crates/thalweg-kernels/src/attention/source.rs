@@ -5,7 +5,7 @@
 use thalweg_ir::DType;
 
 use super::dropout;
-use super::{Pass, TensorCores};
+use super::{Pass, TensorCores, most_features};
 use crate::shared::{group_registers, group_rows};
 use crate::source::Source;
 
@@ -23,7 +23,7 @@ pub(super) struct Unit {
     is_masked: bool,
     /// Whether weights are dropped.
     is_dropped: bool,
-    /// The number of features for which a tile has room: 64, 128 or 256.
+    /// The number of features for which a tile has room: 32 (of f32 only), 64, 128 or 256.
     head: u32,
     /// The number of groups that share the features of the same rows.
     split: u32,
@@ -37,6 +37,8 @@ pub(super) struct Unit {
     query_buffers: u32,
     /// The number of registers of a thread that copies, and of one that computes.
     registers: [u32; 2],
+    /// The number of blocks for which a multiprocessor has registers.
+    resident: u32,
 }
 
 impl Unit {
@@ -49,16 +51,20 @@ impl Unit {
     ) -> Self {
         // The pass of sums reads no scores.
         let [is_masked, is_dropped] = [is_masked, is_dropped].map(|is| is && pass != Pass::Sums);
+        let is_wide = dtype == DType::F32;
         let head = match features {
             _ if pass == Pass::Sums => 64,
+            ..=32 if is_wide => 32,
             ..=64 => 64,
             65..=128 => 128,
             _ => 256,
         };
         let is_of_warps = matches!((pass, head), (Pass::Sums | Pass::Mask, _) | (Pass::Forward, 256));
-        let cores = if is_of_warps { TensorCores::Warp } else { cores };
+        let cores = if is_of_warps || is_wide { TensorCores::Warp } else { cores };
         let takes_registers = is_masked || is_dropped;
         let (groups, tile, stages) = match (cores, pass, head) {
+            (_, Pass::Mask, _) | (_, _, 128) if is_wide => (1, 32, 1),
+            _ if is_wide => (1, 64, 1),
             (_, Pass::Mask, 256) => (1, 32, 1),
             (_, Pass::Mask, _) => (1, 64, 1),
             (_, Pass::Forward, 256) => (1, 32, 2),
@@ -96,12 +102,22 @@ impl Unit {
             stages,
             query_buffers,
             registers,
+            resident: match (is_wide, pass, head) {
+                (false, ..) | (_, Pass::Mask, _) => 1,
+                (true, _, 32) => 3,
+                (true, ..) => 2,
+            },
         }
     }
 
     /// Returns the instructions that the kernel uses. With 256 features, groups of warps would hold more sums than registers.
     pub(super) fn instructions(&self) -> TensorCores {
         if self.head == 256 { TensorCores::Warp } else { self.cores }
+    }
+
+    /// Returns whether blocks take one piece of work after another, so that there is one for each multiprocessor.
+    pub(super) fn is_persistent(&self) -> bool {
+        (self.pass, self.instructions()) == (Pass::Forward, TensorCores::WarpGroup)
     }
 
     /// Returns the number of rows of a tile of the other operands.
@@ -123,7 +139,7 @@ impl Unit {
     }
 
     pub(super) fn shared_memory_bytes(&self) -> u32 {
-        let row = self.head * 2;
+        let row = self.head * self.dtype.size_bytes() as u32;
         let (own, tile) = (self.rows() as u32 * row, self.tile * row);
         // Barriers, and padding for alignment.
         let rest = 256 + 1024;
@@ -137,64 +153,41 @@ impl Unit {
     }
 
     pub(super) fn name(&self) -> &'static str {
-        macro_rules! names {
-            ($($head:literal $dtype:ident $pass:ident $cores:ident => $name:literal,)*) => {
-                match (self.head, self.dtype, self.pass, self.cores) {
-                    $(($head, DType::$dtype, Pass::$pass, TensorCores::$cores) => {
-                        match (self.is_masked, self.is_dropped) {
-                            (false, false) => $name,
-                            (true, false) => concat!($name, "_masked"),
-                            (false, true) => concat!($name, "_dropped"),
-                            (true, true) => concat!($name, "_masked_dropped"),
-                        }
-                    })*
-                    _ => "attention_of_no_dtype",
+        macro_rules! kinds {
+            ($($part:literal)*) => {
+                match (self.is_masked, self.is_dropped) {
+                    (false, false) => concat!("attention_", $($part),*),
+                    (true, false) => concat!("attention_", $($part,)* "_masked"),
+                    (false, true) => concat!("attention_", $($part,)* "_dropped"),
+                    (true, true) => concat!("attention_", $($part,)* "_masked_dropped"),
                 }
             };
         }
-        names! {
-            64 Bf16 Sums Warp => "attention_sums_bfloat16",
-            64 F16 Sums Warp => "attention_sums_float16",
-            64 Bf16 Forward Warp => "attention_forward_64_bfloat16",
-            64 Bf16 Forward WarpGroup => "attention_forward_64_bfloat16_group",
-            64 F16 Forward Warp => "attention_forward_64_float16",
-            64 F16 Forward WarpGroup => "attention_forward_64_float16_group",
-            128 Bf16 Forward Warp => "attention_forward_128_bfloat16",
-            128 Bf16 Forward WarpGroup => "attention_forward_128_bfloat16_group",
-            128 F16 Forward Warp => "attention_forward_128_float16",
-            128 F16 Forward WarpGroup => "attention_forward_128_float16_group",
-            256 Bf16 Forward Warp => "attention_forward_256_bfloat16",
-            256 F16 Forward Warp => "attention_forward_256_float16",
-            64 Bf16 Keys Warp => "attention_keys_64_bfloat16",
-            64 Bf16 Keys WarpGroup => "attention_keys_64_bfloat16_group",
-            64 F16 Keys Warp => "attention_keys_64_float16",
-            64 F16 Keys WarpGroup => "attention_keys_64_float16_group",
-            128 Bf16 Keys Warp => "attention_keys_128_bfloat16",
-            128 Bf16 Keys WarpGroup => "attention_keys_128_bfloat16_group",
-            128 F16 Keys Warp => "attention_keys_128_float16",
-            128 F16 Keys WarpGroup => "attention_keys_128_float16_group",
-            256 Bf16 Keys Warp => "attention_keys_256_bfloat16",
-            256 Bf16 Keys WarpGroup => "attention_keys_256_bfloat16_group",
-            256 F16 Keys Warp => "attention_keys_256_float16",
-            256 F16 Keys WarpGroup => "attention_keys_256_float16_group",
-            64 Bf16 Queries Warp => "attention_queries_64_bfloat16",
-            64 Bf16 Queries WarpGroup => "attention_queries_64_bfloat16_group",
-            64 F16 Queries Warp => "attention_queries_64_float16",
-            64 F16 Queries WarpGroup => "attention_queries_64_float16_group",
-            128 Bf16 Queries Warp => "attention_queries_128_bfloat16",
-            128 Bf16 Queries WarpGroup => "attention_queries_128_bfloat16_group",
-            128 F16 Queries Warp => "attention_queries_128_float16",
-            128 F16 Queries WarpGroup => "attention_queries_128_float16_group",
-            256 Bf16 Queries Warp => "attention_queries_256_bfloat16",
-            256 Bf16 Queries WarpGroup => "attention_queries_256_bfloat16_group",
-            256 F16 Queries Warp => "attention_queries_256_float16",
-            256 F16 Queries WarpGroup => "attention_queries_256_float16_group",
-            64 Bf16 Mask Warp => "attention_mask_64_bfloat16",
-            64 F16 Mask Warp => "attention_mask_64_float16",
-            128 Bf16 Mask Warp => "attention_mask_128_bfloat16",
-            128 F16 Mask Warp => "attention_mask_128_float16",
-            256 Bf16 Mask Warp => "attention_mask_256_bfloat16",
-            256 F16 Mask Warp => "attention_mask_256_float16",
+        macro_rules! passes {
+            ($head:literal $dtype:literal) => {
+                match (self.pass, self.cores) {
+                    (Pass::Sums, _) => kinds!("sums_" $dtype),
+                    (Pass::Forward, TensorCores::Warp) => kinds!("forward_" $head "_" $dtype),
+                    (Pass::Forward, TensorCores::WarpGroup) => kinds!("forward_" $head "_" $dtype "_group"),
+                    (Pass::Keys, TensorCores::Warp) => kinds!("keys_" $head "_" $dtype),
+                    (Pass::Keys, TensorCores::WarpGroup) => kinds!("keys_" $head "_" $dtype "_group"),
+                    (Pass::Queries, TensorCores::Warp) => kinds!("queries_" $head "_" $dtype),
+                    (Pass::Queries, TensorCores::WarpGroup) => kinds!("queries_" $head "_" $dtype "_group"),
+                    (Pass::Mask, _) => kinds!("mask_" $head "_" $dtype),
+                }
+            };
+        }
+        match (self.head, self.dtype) {
+            (64, DType::Bf16) => passes!(64 "bfloat16"),
+            (128, DType::Bf16) => passes!(128 "bfloat16"),
+            (_, DType::Bf16) => passes!(256 "bfloat16"),
+            (64, DType::F16) => passes!(64 "float16"),
+            (128, DType::F16) => passes!(128 "float16"),
+            (_, DType::F16) => passes!(256 "float16"),
+            (32, DType::F32) => passes!(32 "float32"),
+            (64, DType::F32) => passes!(64 "float32"),
+            (_, DType::F32) => passes!(128 "float32"),
+            _ => "attention_of_no_dtype",
         }
     }
 
@@ -213,6 +206,8 @@ impl Unit {
             .flag("OWNS_KEYS", self.pass == Pass::Keys)
             .flag("WARP_GROUPS", is_group)
             .flag("IS_BF16", self.dtype == DType::Bf16)
+            .flag("WIDE", self.dtype == DType::F32)
+            .define("RESIDENT", self.resident)
             .flag("MASKED", self.is_masked)
             .flag("DROPPED", self.is_dropped)
             .define("SPLIT", self.split)
@@ -241,12 +236,12 @@ pub(crate) fn sources() -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = vec![dropout::source()];
     let both = [false, true];
     let kinds = both.into_iter().flat_map(|is_masked| both.map(|is_dropped| [is_masked, is_dropped]));
-    let passes = Pass::ALL.into_iter().flat_map(|pass| [64, 128, 256].map(|features| (pass, features)));
-    for (dtype, cores) in [DType::Bf16, DType::F16]
+    let passes = Pass::ALL.into_iter().flat_map(|pass| [32, 64, 128, 256].map(|features| (pass, features)));
+    for (dtype, cores) in [DType::Bf16, DType::F16, DType::F32]
         .into_iter()
         .flat_map(|dtype| [TensorCores::Warp, TensorCores::WarpGroup].map(|cores| (dtype, cores)))
     {
-        for (pass, features) in passes.clone() {
+        for (pass, features) in passes.clone().filter(|&(_, features)| features <= most_features(dtype)) {
             for kind in kinds.clone() {
                 let unit = Unit::of(pass, dtype, features, cores, kind);
                 let is_new = !all.iter().any(|(name, _)| name == unit.name());

@@ -360,6 +360,7 @@ proptest! {
     fn every_pass_is_its_formula(attention in attentions()) {
         passes_agree::<f16>(&attention, 1.0 / 1024.0)?;
         passes_agree::<bf16>(&attention, 1.0 / 128.0)?;
+        passes_agree::<f32>(&attention, 1e-4)?;
     }
 
     #[test]
@@ -401,7 +402,8 @@ fn what_no_kernel_takes_is_refused() {
         let fault = attention.check().unwrap_err().to_string();
         assert!(fault.contains(why), "{fault}");
     };
-    refused(Attention { dtype: DType::F32, ..example() }, "not float32");
+    refused(Attention { dtype: DType::F64, ..example() }, "not float64");
+    refused(Attention { dtype: DType::F32, features: 136, ..example() }, "up to 128 features, not 136");
     refused(Attention { features: 60, ..example() }, "not 60");
     refused(Attention { features: 264, ..example() }, "not 264");
     refused(Attention { dropout: Some(Dropout { kept: 1 << 16 }), ..example() }, "fewer than all");

@@ -2,14 +2,15 @@
 
 use std::panic::Location;
 
-use thalweg_ir::{DType, Scalar};
+use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result, invalid, refuse};
 
-use super::operator;
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{in_call, label_at};
+use thalweg_tensor::caller::in_call;
 use thalweg_tensor::random::DeviceGenerator;
-use thalweg_tensor::sdp::{Request, attention, cached_attention as cached, fused_packed_attention};
+use thalweg_tensor::sdp::{
+    Request, attention, cached_attention as cached, packed_attention as packed_attention_by,
+};
 
 /// The options of [`scaled_dot_product_attention`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -134,19 +135,14 @@ pub fn scaled_dot_product_attention(
 }
 
 /// Computes self-attention of packed queries, keys and values: (tokens, heads, 3, features) to (tokens, heads, features), with
-/// scale 1/√features. The result is that of [`scaled_dot_product_attention`] of the three parts, but nothing is copied, since the
-/// products read the parts in place and write their gradients into one packed tensor.
+/// scale 1/√features. The result is that of [`scaled_dot_product_attention`] of the three parts; fused kernels read the parts in place and
+/// write their gradients into one packed tensor.
 #[track_caller]
 pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
     let location = Location::caller();
     in_call("packed_attention", &[packed], location, || {
         let scale = default_scale(packed.size(-1)?);
-        if let Some(result) = fused_packed_attention(packed, is_causal, scale, location)? {
-            return Ok(result);
-        }
-        let arguments = [packed.into(), Scalar::F64(scale).into(), is_causal.into()];
-        let label = label_at("packed_attention", location);
-        Ok(operator!("thalweg::packed_attention").call(&arguments, None, label)?.swap_remove(0))
+        packed_attention_by(packed, is_causal, scale, location)
     })
 }
 

@@ -13,7 +13,7 @@ use crate::support::device;
 
 /// The commands of a step. A captured command costs about as much as a small kernel runs, so the number is the speed of
 /// a small network; it does not depend on sizes.
-const COMMANDS: usize = 133;
+const COMMANDS: usize = 117;
 
 #[test]
 fn a_training_step_of_a_transformer_takes_few_commands() {

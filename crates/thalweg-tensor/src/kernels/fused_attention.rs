@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 use thalweg_execute::{execute, library};
 use thalweg_ir::{DType, Layout};
 use thalweg_kernels::attention::{
-    Addresses, Attention, AttentionPass, CHUNK, Dropout, GradientPasses, KeptAddresses, KeptWeights,
-    LibraryAttention, Mask, MaskStrides, Pass, PerOperand, Strides, TensorCores,
+    Addresses, Attention, AttentionPass, Dropout, GradientPasses, KeptAddresses, KeptWeights,
+    LibraryAttention, Mask, MaskStrides, Pass, PerOperand, Strides, TensorCores, chunk,
 };
 use thalweg_runtime::{Device, Error, Label, Result, invalid, refuse, refuse_if};
 
@@ -31,14 +31,15 @@ use crate::tensor::{Tensor, Tensors};
 /// Returns a tensor that the kernels can read, copied if its strides or its address do not fit.
 fn readable(tensor: &Tensor) -> Result<Tensor> {
     let tensor = tensor.detach();
-    let fits = steps_fit(tensor.layout()) && tensor.pointer().address().is_multiple_of(16);
+    let fits = steps_fit(&tensor) && tensor.pointer().address().is_multiple_of(16);
     if fits { Ok(tensor) } else { tensor.contiguous() }
 }
 
 /// Returns whether the kernels read and write tensors of these strides: contiguous features, and rows at multiples of a chunk.
-fn steps_fit(layout: &Layout) -> bool {
-    let (shape, strides) = (layout.shape(), layout.strides());
-    let is_whole = |(&size, &step): (&usize, &usize)| size <= 1 || (step as u64).is_multiple_of(CHUNK);
+fn steps_fit(tensor: &Tensor) -> bool {
+    let (shape, strides) = (tensor.shape(), tensor.layout().strides());
+    let is_whole =
+        |(&size, &step): (&usize, &usize)| size <= 1 || (step as u64).is_multiple_of(chunk(tensor.dtype()));
     shape.iter().zip(strides).take(3).all(is_whole) && strides[3] == 1
 }
 
@@ -82,9 +83,7 @@ pub(crate) fn is_mask_of_library(mask: &Tensor, query: &Tensor, key: &Tensor) ->
 
 fn is_of_library(whole: &Tensor) -> bool {
     match whole.dtype() {
-        DType::Bool => {
-            mask_strides(whole.layout()).key != 0 && (whole.shape()[3] as u64).is_multiple_of(CHUNK)
-        }
+        DType::Bool => mask_strides(whole.layout()).key != 0 && whole.shape()[3].is_multiple_of(8),
         _ => described(whole).is_of_library(whole.pointer().address()),
     }
 }
@@ -180,7 +179,8 @@ impl Operands<'_> {
         let at = self.addresses();
         let is_flash = self.options.may_be(SdpBackend::Flash);
         let takes_mask = self.mask.as_ref().is_none_or(is_of_library);
-        let is_cudnn = self.options.may_be(SdpBackend::Cudnn) && takes_mask && attention.dropout.is_none();
+        let takes_call = takes_mask && attention.dropout.is_none() && attention.dtype != DType::F32;
+        let is_cudnn = self.options.may_be(SdpBackend::Cudnn) && takes_call;
         let is_ours = is_flash
             && match is_backward {
                 true => is_deterministic,
@@ -390,7 +390,7 @@ fn packed_layouts(parts: [&Tensor; 3]) -> Option<[Layout; 3]> {
             && part.shape() == parts[0].shape()
             && part.layout().strides() == first.strides()
     });
-    let is_written = steps_fit(first) && (step as u64).is_multiple_of(CHUNK);
+    let is_written = steps_fit(parts[0]) && (step as u64).is_multiple_of(chunk(parts[0].dtype()));
     if !is_alike || !is_written || third.offset().checked_sub(second.offset()) != Some(step) {
         return None;
     }

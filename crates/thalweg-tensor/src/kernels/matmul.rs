@@ -6,7 +6,7 @@ use thalweg_execute::products::{Product, WideProduct, takes_wide};
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::structured;
-use thalweg_runtime::{Error, Label, Result, refuse};
+use thalweg_runtime::{Error, Label, Result};
 
 use super::linear::layer;
 use crate::autograd::{Backward, Gradients, Request, Saved, SavedPlace, record};
@@ -157,29 +157,6 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
     product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
     execute(Product(&product), [a.pointer(), b.pointer(), result.pointer()], &stream, call.label)?;
     Ok(SmallVec::from_elem(result, 1))
-}
-
-/// Writes `a · b` for each matrix of a batch, (batch, m, k) and (batch, k, n), to a result (batch, m, n) whose rows are contiguous.
-pub(super) fn multiply_into(a: &Tensor, b: &Tensor, result: &Tensor, label: Label) -> Result<()> {
-    check(a, b)?;
-    let ((a, a_matrix), (b, b_matrix)) = (matrix(a)?, matrix(b)?);
-    let &[batch, m, n] = result.shape() else {
-        refuse!("the result has 3 dimensions, not {:?}", result.shape());
-    };
-    let strides = result.layout().strides();
-    let product = Matmul {
-        a: a_matrix,
-        b: b_matrix,
-        d: Operand {
-            leading_dimension: strides[1] as u64,
-            batch_stride: strides[0] as u64,
-            transposed: false,
-        },
-        ..Matmul::contiguous(m as u64, n as u64, a.shape()[2] as u64, batch as u64, a.dtype())
-    };
-    product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
-    let stream = result.device().current_stream();
-    execute(Product(&product), [a.pointer(), b.pointer(), result.pointer()], &stream, label)
 }
 
 /// Records `∂a = g · bᵀ`, `∂b = aᵀ · g`.

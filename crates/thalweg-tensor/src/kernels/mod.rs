@@ -5,7 +5,6 @@
 //! normalization records a node of its own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
 pub(crate) mod alignments;
-pub(crate) mod attention;
 pub(crate) mod attention_in_pieces;
 pub(crate) mod bags;
 pub(crate) mod channel_norm;

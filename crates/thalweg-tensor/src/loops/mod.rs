@@ -17,7 +17,7 @@ use thalweg_runtime::{Label, OutOfRangeReport, RangeOf, Result};
 use self::launch::put_off;
 use crate::tensor::{Tensor, Tensors, check_memory};
 
-pub(crate) use self::backward::{LoopBackward, autograd, node};
+pub(crate) use self::backward::{autograd, node};
 pub(crate) use self::call::{LoopArguments, LoopCall, Points};
 pub(crate) use self::launch::{launch, launch_placed, launch_steps, operands};
 pub(crate) use self::resolved::{Resolved, signature};

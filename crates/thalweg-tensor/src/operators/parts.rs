@@ -7,9 +7,8 @@ use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED};
 use super::Body::{Differentiable, Kernel, Pair};
 use super::{Complex, OpDef};
 use crate::kernels::{
-    alignments, attention, attention_in_pieces, channel_norm, convolution, creation, cross_entropy,
-    fused_attention, grid_sample, indexing, linear, matmul, mlp, nll, normalization, one_query, random,
-    resample, rms_norm,
+    alignments, attention_in_pieces, channel_norm, convolution, creation, cross_entropy, fused_attention,
+    grid_sample, indexing, linear, matmul, mlp, nll, normalization, one_query, random, resample, rms_norm,
 };
 use crate::loops::{LoopCall, run};
 
@@ -93,13 +92,6 @@ pub(super) static OPERATORS: &[OpDef] = &[
         "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",
         Pair(indexing::embedding, indexing::embedding_autograd),
     ),
-    OpDef {
-        autocast: Autocast::Lower,
-        ..OpDef::part(
-            "thalweg::packed_attention(Tensor packed, Scalar scale, bool is_causal) -> (Tensor, Tensor, Tensor)",
-            Pair(attention::backend, attention::autograd),
-        )
-    },
     OpDef {
         autocast: Autocast::Lower,
         ..OpDef::part(

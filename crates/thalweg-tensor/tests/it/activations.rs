@@ -93,10 +93,6 @@ fn fused_attention_keeps_its_result_and_a_number_per_query() {
     // (tokens, heads, 3, features): the 16-bit input is 384 KiB, the result 128 KiB, with 8 KiB of logarithms.
     let half = |x: &Tensor| packed_attention(&x.to_dtype(DType::Bf16)?, true);
     assert_eq!(held(&[256, 8, 3, 32], half), (384 + 128 + 8) * KIB);
-}
-
-#[test]
-fn attention_keeps_its_weights_and_not_its_scores() {
-    // (tokens, heads, 3, features): weights of 8 · 128 · 128 are 512 KiB, the result is 128 KiB.
-    assert_eq!(held(&[128, 8, 3, 32], |x| packed_attention(x, true)), (512 + 128) * KIB);
+    // The input of 32 bits is there already.
+    assert_eq!(held(&[256, 8, 3, 32], |x| packed_attention(x, true)), (256 + 8) * KIB);
 }

@@ -68,9 +68,10 @@ fn results_of(
 
 /// Returns the fused backends of the test device. A GPU without cuDNN has one; versions of cuDNN differ in the shapes that they support,
 /// so shapes that no network has are tested only in the simulator.
-fn fused_backends(is_usual: bool) -> Vec<SdpBackend> {
+fn fused_backends(is_usual: bool, dtype: DType) -> Vec<SdpBackend> {
     let device = device();
-    let has_library = device.properties().libraries.attention && (is_usual || device.is_simulated());
+    let has_library =
+        device.properties().libraries.attention && (is_usual || device.is_simulated()) && dtype != DType::F32;
     [Cudnn, Flash].into_iter().filter(|&backend| backend == Flash || has_library).collect()
 }
 
@@ -91,7 +92,7 @@ fn fused_attention_and_its_gradients_are_those_of_operators_in_f64() {
         (&[3, 12, 24], &[3, 7, 24]),
     ];
     for (seed, (q, k)) in (0..).step_by(10).zip(shapes) {
-        for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004)] {
+        for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004), (DType::F32, 1e-5)] {
             let inputs = [
                 representable(q, seed, dtype),
                 representable(k, seed + 1, dtype),
@@ -100,7 +101,7 @@ fn fused_attention_and_its_gradients_are_those_of_operators_in_f64() {
             let gradient = representable(q, seed + 3, dtype);
             for (is_causal, scale) in [(false, None), (true, None), (true, Some(0.7))] {
                 let expected = results(Math, &inputs, &gradient, DType::F64, is_causal, scale);
-                for backend in fused_backends(q.len() == 4) {
+                for backend in fused_backends(q.len() == 4, dtype) {
                     let fused = results(backend, &inputs, &gradient, dtype, is_causal, scale);
                     for (found, expected) in fused.iter().zip(&expected) {
                         assert_close(found, expected, tolerance);
@@ -117,7 +118,7 @@ fn masks_of_fused_attention_repeat_as_they_are_given() {
     let shapes: [&[usize]; 6] =
         [&[2, 6, 37, 70], &[2, 1, 1, 70], &[37, 1], &[6, 37, 70], &[1, 6, 1, 1], &[70]];
     let (q, k) = ([2, 6, 37, 24], [2, 3, 70, 24]);
-    for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004)] {
+    for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004), (DType::F32, 1e-5)] {
         let inputs = [representable(&q, 1, dtype), representable(&k, 2, dtype), representable(&k, 3, dtype)];
         let gradient = representable(&q, 4, dtype);
         for (shape, seed) in shapes.into_iter().zip(10..) {
@@ -165,7 +166,7 @@ fn masks_are_added_by_cudnn_where_it_may_read_them() {
         for mask in &masks {
             let attend = |all: [&Tensor; 3]| masked_attention(all, Some(mask), false, None);
             let expected = results_of(attend, Math, &inputs, &gradient, DType::F64);
-            for backend in fused_backends(true) {
+            for backend in fused_backends(true, dtype) {
                 let found = results_of(attend, backend, &inputs, &gradient, dtype);
                 for (found, expected) in found.iter().zip(&expected) {
                     assert_close(found, expected, tolerance);
@@ -187,7 +188,7 @@ fn logarithms_of_rows_without_keys_serve_either_backend() {
     let added = mask.select_where(&Tensor::zeros(&[], dtype, &device()).unwrap(), &infinite(dtype)).unwrap();
     let [q, k, v] = inputs.each_ref().map(|input| input.to_dtype(dtype).unwrap());
     let gradient = gradient.to_dtype(dtype).unwrap();
-    let backends = fused_backends(true);
+    let backends = fused_backends(true, dtype);
     for (forward, backward) in
         backends.iter().flat_map(|&one| backends.iter().map(move |&other| (one, other)))
     {
@@ -286,7 +287,7 @@ fn gradients_of_the_parts_of_a_packed_tensor_are_packed_without_a_copy() {
             [0, 1, 2].map(|part| parts[part].reshape(&[2, 5, 2, 16]).unwrap().transpose(1, 2).unwrap())
         },
     ];
-    for backend in fused_backends(true) {
+    for backend in fused_backends(true, DType::F16) {
         for parts in in_packs {
             let found = packed_gradient(&whole, &gradient, backend, parts);
             assert_close(&found.0, &expected.0, 0.004);
@@ -389,7 +390,8 @@ fn what_the_fused_kernel_does_not_take_goes_to_operators_or_is_refused() {
     let plain = AttentionOptions::default();
     let mask = tensor(&[4, 4], DType::F16);
     refused(&half, AttentionOptions { scale: Some(-1.0), ..plain }, "scale above 0");
-    refused(&tensor(&[1, 2, 4, 8], DType::F32), plain, "bfloat16 or float16");
+    refused(&tensor(&[1, 2, 4, 8], DType::F64), plain, "bfloat16, float16 or float32");
+    refused(&tensor(&[1, 2, 4, 129], DType::F32), plain, "up to 128 of float32");
     refused(&tensor(&[1, 2, 4, 257], DType::F16), plain, "up to 256 features");
     refused(&tensor(&[1, 1, 2, 4, 8], DType::F16), plain, "3 or 4 dimensions");
     sdp_kernel(&[Flash], || scaled_dot_product_attention(&half, &half, &half, plain)).unwrap();

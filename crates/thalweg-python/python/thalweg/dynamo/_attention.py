@@ -2,7 +2,7 @@
 
 PyTorch has three kernels, each an operator with a gradient of its own. All become one operator with one gradient, which save the
 same: the result and a logarithm for each query, and with dropout the state that it was drawn from. What that operator does not take
-stays PyTorch's: float32, and features that are not a multiple of 8.
+stays PyTorch's: features that are not whole chunks of 16 bytes, or more than 256 (128 in float32).
 """
 
 import torch
@@ -56,17 +56,21 @@ RULES = {
 }
 
 
+# The most features of a head, by the dtypes that are taken.
+_MOST_FEATURES = {torch.float16: 256, torch.bfloat16: 256, torch.float32: 128}
+
+
 def _takes(query, key, value, mask, dropout):
     features = query.shape[-1]
-    is_alike = query.dtype == key.dtype == value.dtype and query.dtype in (torch.float16, torch.bfloat16)
+    is_alike = query.dtype == key.dtype == value.dtype and query.dtype in _MOST_FEATURES
     is_known = all(isinstance(size, int) for size in (features, value.shape[-1], query.shape[1], key.shape[1]))
     return (
         (not dropout or dropout < 1.0 and _draws.are_ours(query.device))
         and is_alike
         and is_known
         and features == value.shape[-1]
-        and features % 8 == 0
-        and features <= 256
+        and features % (16 // query.element_size()) == 0
+        and features <= _MOST_FEATURES[query.dtype]
         and query.shape[1] % key.shape[1] == 0
         and (mask is None or mask.dtype in (torch.bool, query.dtype))
     )

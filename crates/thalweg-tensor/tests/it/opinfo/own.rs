@@ -182,12 +182,6 @@ pub const FUNCTIONS: &[Function] = &[
         outputs: |leaves| step("thalweg::gru_step", leaves, 2),
     },
     Function {
-        name: "thalweg::packed_attention",
-        shapes: &[&[5, 2, 3, 4]],
-        is_smooth: false,
-        outputs: |leaves| Ok(vec![F::packed_attention(&leaves[0], true)?]),
-    },
-    Function {
         name: "thalweg::dropout",
         shapes: &[&[4, 5]],
         is_smooth: true,
