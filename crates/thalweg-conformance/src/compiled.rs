@@ -22,10 +22,14 @@ pub fn compiles_everything() -> bool {
 /// The architectures for which kernels are compiled. Only the first one has products of warp groups.
 pub const ARCHITECTURES: [&str; 3] = ["sm_90a", "sm_80", "sm_100"];
 
+/// Of the units with known instructions alone, one of so many is compiled to machine code.
+const COMPILED_EVERY: usize = 5;
+
 /// Compiles every unit, by name and source. A unit is compiled for all of the architectures if it has a line about the architecture
-/// (instructions, `__CUDA_ARCH__`) that no unit before it has, and for one of them otherwise: for the first one if it multiplies by
-/// warp groups, else in turn. With `THALWEG_COMPILE_EVERYTHING` in the environment every unit is compiled for all of them. Without
-/// NVRTC it prints a message and does nothing.
+/// (instructions, `__CUDA_ARCH__`) that no unit before it has, and for the first one if it multiplies by warp groups. The others have
+/// known instructions alone: the first and then every fifth is compiled for one of the architectures, in turn, and the rest to PTX, as
+/// by [`compiler_reads`]. With `THALWEG_COMPILE_EVERYTHING` in the environment every unit is compiled for all of them. Without NVRTC it
+/// prints a message and does nothing.
 ///
 /// # Panics
 /// If the compiler refuses a unit, or reports anything about it.
@@ -44,19 +48,32 @@ pub fn compiler_accepts(architectures: &[&str], units: &[(String, String)], opti
     };
     let mut known: HashSet<(&str, Option<&str>)> = HashSet::new();
     let mut work: Vec<(&str, &str, &str)> = Vec::new();
-    for (number, (name, source)) in units.iter().enumerate() {
+    let (mut read, mut repeats): (Vec<&(String, String)>, usize) = (Vec::new(), 0);
+    for unit in units {
+        let (name, source) = unit;
         let concerns = |line: &&str| ["asm", "__CUDA_ARCH__"].iter().any(|word| line.contains(word));
         // Instructions may name the dtype.
         let element = source.lines().find(|line| line.starts_with("#define ELEMENT_NAME"));
         let with_element = |line| (line, element.filter(|_| str::contains(line, "ELEMENT_NAME")));
         let lines = source.lines().filter(concerns).map(with_element);
         let is_new = lines.fold(false, |is, line| known.insert(line) | is);
-        let turn = if source.contains("wgmma") { 0 } else { number % architectures.len() };
-        let is_for_all = is_new || compiles_everything();
-        let chosen = if is_for_all { architectures } else { &architectures[turn..=turn] };
+        let chosen = if is_new || compiles_everything() {
+            architectures
+        } else if source.contains("wgmma") {
+            &architectures[..1]
+        } else {
+            let (turn, rest) = (repeats / COMPILED_EVERY % architectures.len(), repeats % COMPILED_EVERY);
+            repeats += 1;
+            if rest > 0 {
+                read.push(unit);
+                continue;
+            }
+            &architectures[turn..=turn]
+        };
         work.extend(chosen.iter().map(|&architecture| (name.as_str(), source.as_str(), architecture)));
     }
     in_parallel(&work, compile);
+    read_all(&nvrtc, &read, options);
 }
 
 /// Calls a function for each item, on one thread per core.
@@ -80,9 +97,12 @@ fn in_parallel<T: Copy + Sync>(items: &[T], work: impl Fn(T) + Sync) {
 /// If the compiler refuses a unit, or reports anything about it.
 pub fn compiler_reads(units: &[(String, String)], options: &[&str]) {
     let Some(nvrtc) = nvrtc() else { return };
+    read_all(&nvrtc, &units.iter().collect::<Vec<_>>(), options);
+}
+
+fn read_all(nvrtc: &Nvrtc, units: &[&(String, String)], options: &[&str]) {
     let options = options_for("compute_90a", options.iter().chain([&QUICKLY]));
-    let units: Vec<&(String, String)> = units.iter().collect();
-    in_parallel(&units, |(name, source)| {
+    in_parallel(units, |(name, source)| {
         let warnings =
             nvrtc.warnings(source, name, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(warnings.is_empty(), "{name}: {warnings}");

@@ -300,18 +300,6 @@ fn tensors(objects: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
     objects.iter().map(|object| object.tensor()).collect()
 }
 
-/// Scales gradients so that their norm is at most a given number, and returns their norm before that.
-#[pyfunction]
-fn _clip_grad_norm<'py>(
-    py: Python<'py>,
-    parameters: Vec<Bound<'py, PyTensor>>,
-    max_norm: f64,
-    norm_type: f64,
-) -> PyResult<Bound<'py, PyTensor>> {
-    let parameters = tensors(&parameters);
-    PyTensor::object(py, run(py, || thalweg::optim::clip_grad_norm_(&parameters, max_norm, norm_type))?)
-}
-
 /// Returns the norm of all tensors taken together.
 #[pyfunction]
 fn _total_norm<'py>(
@@ -346,6 +334,6 @@ fn _clip_grad_value(py: Python<'_>, parameters: Vec<Bound<'_, PyTensor>>, clip_v
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<_FusedOptimizer>()?;
     module.add_class::<_GradientScaler>()?;
-    functions![module; _optimizers, _clip_grad_norm, _total_norm, _clip_grads_with_norm, _clip_grad_value];
+    functions![module; _optimizers, _total_norm, _clip_grads_with_norm, _clip_grad_value];
     Ok(())
 }

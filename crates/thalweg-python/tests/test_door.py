@@ -135,16 +135,16 @@ def test_programs_import_what_is_left_out():
         import torch, torch.fx, torch._dynamo
         import torch.distributed.fsdp
         from torch.distributed.tensor import DTensor, Replicate, Shard
-        from torch.distributed.algorithms.join import Join
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
         from typing import Optional
         torch.fx.wrap("len")
         import torch.onnx
         torch._dynamo.config.suppress_errors = True
         assert not isinstance(torch.ones(1), DTensor) and Shard(0) == Shard(0) != Replicate()
         def typed(x: Optional[DTensor], y: "DTensor | None" = None) -> torch.fx.GraphModule: ...
-        class Wrapped(Join): ...
+        class Wrapped(PowerSGDState): ...
         for use in (lambda: torch.onnx.export(1), Wrapped, lambda: torch.sparse_bsr_tensor(1),
-                    lambda: torch.distributed.fsdp.UnshardHandle()):
+                    lambda: torch.distributed.ProcessGroupMPI()):
             try:
                 use()
             except NotImplementedError as error:

@@ -4,6 +4,7 @@ graphs of the same models.
     PYTHONPATH=python /path/of/pytorch/bin/python tests/run.py test_dynamo.
 """
 
+import copy
 import pathlib
 import sys
 
@@ -159,6 +160,28 @@ def test_functions_of_rows_are_computed_again_rather_than_saved(torch, dynamo):
     result.backward()
     large = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.numel() == 64 * 32}
     assert len(large) == 2, [(tuple(tensor.shape), tensor.dtype) for tensor in kept]
+
+
+@with_pytorch
+def test_normalized_channels_are_computed_again_rather_than_saved(torch, dynamo):
+    # The backward pass needs the results of the convolutions and of the activations.
+    torch.manual_seed(0)
+    for channels, dtype, bound in ((6, torch.float32, 1e-5), (5, torch.bfloat16, 3e-2)):
+        parts = [torch.nn.Conv2d(3, channels, 3), torch.nn.BatchNorm2d(channels), torch.nn.SiLU(inplace=True), torch.nn.Conv2d(channels, channels, 1)]
+        model, kept = torch.nn.Sequential(*parts, torch.nn.BatchNorm2d(channels), torch.nn.GELU()), []
+        other, x = copy.deepcopy(model), torch.rand(4, 3, 9, 9)
+        with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+            with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+                result = torch.compile(model, backend="thalweg")(x)
+            wanted = other(x)
+        for one in (result, wanted):
+            one.float().square().sum().backward()
+        large = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.numel() == 4 * channels * 49}
+        assert len(large) == 3, [(tuple(tensor.shape), tensor.dtype) for tensor in kept]
+        gradients = [(one.grad, two.grad) for one, two in zip(model.parameters(), other.parameters(), strict=True)]
+        largest = max(float(two.abs().max()) for _, two in gradients)
+        for one, two in [(result, wanted), *gradients, *zip(model.buffers(), other.buffers(), strict=True)]:
+            torch.testing.assert_close(one, two, rtol=bound, atol=bound * largest)
 
 
 @with_pytorch

@@ -1,6 +1,8 @@
 """States of modules whose parameters are divided among ranks, and the helpers of PyTorch's around them, against one rank that has everything."""
 
 import contextlib
+import copy
+import io
 import os
 import subprocess
 import sys
@@ -87,6 +89,61 @@ def test_states_are_those_of_one_rank():
         assert th.load(path)["program"]["optim"]["state"]["0.weight"]["exp_avg"].shape == (5, 4)
 
 
+def seen_entirely(rank):
+    from thalweg.distributed.fsdp import CPUOffloadPolicy
+    from thalweg.distributed.tensor import Shard
+    module, whole, seen = net(), net(), []
+    fully_shard(module[0], shard_placement_fn=lambda parameter: Shard(parameter.dim() - 1))
+    fully_shard(module, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    weight = module[0].weight
+    assert isinstance(weight, DTensor) and isinstance(weight, nn.Parameter) and weight.placements == (Shard(1),) and repr(weight).startswith("DTensor(")
+    assert (tuple(weight.shape), weight.numel(), weight.size(1), weight.stride(), len(weight)) == ((5, 4), 20, 4, (4, 1), 5)
+    assert weight.to_local().shape == (5, 2) and weight.to_local().is_contiguous() and weight.device_mesh.size() == 2
+    module[0].register_forward_pre_hook(lambda part, _: seen.append((isinstance(part.weight, DTensor), part.weight.shape, isinstance(part.weight, nn.Parameter))))
+    # Sums of gradients, of which each rank has a half.
+    module.set_gradient_divide_factor(1.0)
+    module[0].set_gradient_divide_factor(1.0)
+    for one, rows in ((module, X[rank::2]), (whole, X)):
+        one(rows).square().sum().backward()
+    assert seen == [(False, (5, 4), True)] and weight.grad is weight.grad and weight.grad.placements == (Shard(1),)
+    gradients = [[value.grad.full_tensor() if one is module else value.grad for value in one.parameters()] for one in (module, whole)]
+    for own, wanted in zip(*gradients):
+        close(own.tolist(), wanted.tolist(), 1e-5)
+    for kind in (2.0, 1.0, 3.0, float("inf")):
+        norms = [nn.utils.get_total_norm([value.grad for value in one.parameters()], kind) for one in (module, whole)]
+        close(norms[0].item(), norms[1].item(), 1e-5)
+    # Optimizers that look at entire matrices, and writes in place.
+    for one in (module, whole):
+        nn.utils.clip_grad_norm_(one.parameters(), 0.7)
+        th.optim.Muon([one[0].weight, one[2].weight], lr=0.1).step()
+        th.optim.Adafactor(one.parameters(), lr=0.1).step()
+        with th.no_grad():
+            one[0].bias[1:3] = 7.0
+            one[2].bias.erfinv_().mul_(2.0)
+    for own, wanted in zip(module.parameters(), whole.parameters()):
+        close(own.full_tensor().tolist(), wanted.tolist(), 2e-2)
+    drawn = nn.init.trunc_normal_(module[2].weight, std=0.1).full_tensor().flatten().tolist()
+    assert len(set(drawn)) == 10 and dist.group.WORLD.exchange(drawn, "drawn") == [drawn, drawn]
+    file = io.BytesIO()
+    th.save(module.state_dict(), file)
+    file.seek(0)
+    read, copied = th.load(file), copy.deepcopy(weight)
+    assert th.equal(read["0.weight"].full_tensor(), weight.full_tensor()) and th.equal(copied.full_tensor(), weight.full_tensor())
+    with raises(TypeError, "must be a DTensor"):
+        weight.data = th.zeros(5, 2)
+    with raises(RuntimeError, "mixed torch.Tensor and DTensor"):
+        weight + th.ones(5, 4)
+    module.to_empty(device="cpu")
+    module.load_state_dict(read)
+    assert module[0].weight is weight and th.equal(copied.full_tensor(), weight.full_tensor())
+    with raises(ValueError, "do not implement forward"):
+        fully_shard(nn.ModuleList([nn.Linear(1, 1)]))
+
+
+def test_parameters_have_the_sizes_of_entire_ones():
+    dist.run_ranks(seen_entirely, 2)
+
+
 def from_meta(rank):
     with th.device("meta"):
         module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
@@ -108,7 +165,7 @@ def computed_again(rank):
     fully_shard(module)
     module(X).sum().backward()
     assert sorted(module.state_dict()) == sorted(net().state_dict())
-    return [th.cat(dist.group.WORLD.tensors(parameter.grad, "gradient")).tolist() for parameter in module.parameters()]
+    return [parameter.grad.full_tensor().tolist() for parameter in module.parameters()]
 
 
 def test_modules_without_memory_and_computed_again():
@@ -174,6 +231,40 @@ def test_entire_parameters_are_freed_between_passes():
             for one, two, parameter in zip(first, twice, module.parameters()):
                 close(one, parameter.grad.tolist(), 1e-5)
                 close(two, (parameter.grad * 2).tolist(), 1e-5)
+
+
+def of_other_lengths(rank, divides_by_all):
+    from thalweg.nn.parallel import DistributedDataParallel
+    module = DistributedDataParallel(net(), bucket_cap_mb=3e-5)
+    optimizer = th.optim.SGD(module.parameters(), lr=0.1)
+    with module.join(divide_by_initial_world_size=divides_by_all):
+        for step in range(3 - rank * 2):
+            optimizer.zero_grad()
+            module(X[rank + step:rank + step + 2]).square().mean().backward()
+            optimizer.step()
+    early, seen = DistributedDataParallel(net()), None
+    try:
+        with early.join(throw_on_early_termination=True):
+            for _ in range(rank):
+                early(X).sum().backward()
+    except RuntimeError as error:
+        seen = str(error)
+    assert "exhausted" in seen
+    return [parameter.tolist() for parameter in module.parameters()]
+
+
+def test_loops_of_other_lengths():
+    for divides_by_all in (True, False):
+        module = net()
+        optimizer = th.optim.SGD(module.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            losses = [module(X[rank + step:rank + step + 2]).square().mean() for rank in range(2 if step == 0 else 1)]
+            (sum(losses) / (2 if divides_by_all else len(losses))).backward()
+            optimizer.step()
+        for found in dist.run_ranks(of_other_lengths, 2, (divides_by_all,)):
+            for value, parameter in zip(found, module.parameters()):
+                close(value, parameter.tolist(), 1e-5)
 
 
 def replicated(rank):

@@ -37,7 +37,13 @@ def in_graph(value):
 
 def gradient_of(value, gradient):
     """Returns the gradient of the tensor that has the place in the graph of a value, as a gradient of the value."""
-    return gradient if gradient is None or in_graph(value) is value else value._with_gradient(gradient)
+    return value._with_gradient(gradient) if may_exist and gradient is not None and hasattr(value, "_with_gradient") else gradient
+
+
+def own_gradient(parameter):
+    """Returns the gradient of a parameter, of this rank's part for a divided one."""
+    own = getattr(type(parameter), "_own_gradient", None) if may_exist else None
+    return parameter.grad if own is None else own.__get__(parameter)
 
 
 def sum_of_gradients(first, second):

@@ -3,7 +3,7 @@
 from . import _torch_functions
 
 # Functions that a sum may go through.
-LINEAR = frozenset("add sub neg clone detach contiguous to float double half bfloat16 alias positive __pos__ __neg__".split())
+LINEAR = frozenset("add sub neg clone detach contiguous to cpu cuda pin_memory float double half bfloat16 alias positive __pos__ __neg__".split())
 # Tensors in the shape of another one.
 LIKE = frozenset("zeros_like ones_like empty_like rand_like randn_like full_like".split())
 # Other functions of single elements.

@@ -76,6 +76,8 @@ class _Pickler(pickle._Pickler):
             own = {name: value for name, value in obj.__dict__.items() if name not in ("_wrapper_device", "_has_wrapper_device")}
             parts = (type(obj), obj.dtype, Size(obj.shape), tuple(obj.stride()), obj.storage_offset(), _Layout("torch.strided"), obj.device, obj.requires_grad)
             return _rebuilder("from_type_v2", "torch._tensor"), (_rebuilder("wrapper_subclass"), type(obj), parts, own)
+        if isinstance(obj, _core.Tensor) and hasattr(obj, "_outer"):
+            return obj.__reduce_ex__(2)
         if isinstance(obj, Parameter):
             parts, own = (obj.detach(), obj.requires_grad, collections.OrderedDict()), attributes(obj)
             return (_rebuilder("parameter_with_state"), (*parts, own)) if own else (_rebuilder("parameter"), parts)
@@ -207,6 +209,13 @@ _KNOWN = {
     **{f"torch.{kind}Storage": getattr(_core, name) for name, kind in KINDS.items()}, "torch.storage.UntypedStorage": _core.uint8,
 }
 _KNOWN |= {f"torch.{name}": value for name in dir(_core) if isinstance(value := getattr(_core, name), _core.dtype)}
+
+
+def know(*named):
+    """Adds classes and functions that belong to tensors, by their names here and under the alias."""
+    for one in named:
+        path = one.__module__.partition(".")[2]
+        _KNOWN.update({f"{package}.{path}.{one.__qualname__}": one for package in (__package__, "torch")})
 
 
 class _Unpickler(pickle.Unpickler):

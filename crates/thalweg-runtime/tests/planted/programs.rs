@@ -1,12 +1,12 @@
 //! The programs that a planted bug must break, each with its machine and settings.
 
-use thalweg_driver::{FillPattern, Label};
+use thalweg_driver::{DevicePointer, FillPattern, Label};
 use thalweg_memory::{Backend, CrossStreamReuse, Policy, PoolOptions, Settings};
 use thalweg_runtime::sim::{Check, Failure, Gpu};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, MemPool, Result, Stream};
 
 use crate::graphs::Studio;
-use crate::world::{Held, World};
+use crate::world::{Held, PIECE, World};
 
 /// A random program with its environment.
 pub struct Program {
@@ -20,6 +20,7 @@ pub struct Program {
 }
 
 const MIB: u64 = 1 << 20;
+const PAGE: u64 = 2 * MIB;
 
 /// The settings of most programs.
 const PLAIN: Program = Program {
@@ -61,7 +62,7 @@ impl Program {
 
 /// Returns the default settings with pages so small that little memory has many.
 fn small_pages() -> Settings {
-    Settings::default().with_expandable_page_bytes(2 * MIB).expect("an even number of MiB")
+    Settings::default().with_expandable_page_bytes(PAGE).expect("an even number of MiB")
 }
 
 fn ordered_reuse() -> Settings {
@@ -181,15 +182,23 @@ fn filled(stream: &Stream, bytes: u64, value: u8) -> Result<Buffer> {
     Ok(buffer)
 }
 
+/// Returns where the parts of a large buffer begin that are written and read: one in each page.
+fn pieces(buffer: &Buffer) -> impl Iterator<Item = DevicePointer> {
+    (0..buffer.size_bytes()).step_by(PAGE as usize).map(|start| buffer.pointer().offset(start))
+}
+
 fn stamp(stream: &Stream, buffer: &Buffer, value: u8) -> Result<()> {
-    stream.fill(buffer.pointer(), FillPattern::U8(value), buffer.size_bytes(), Label::here("fill"))
+    pieces(buffer)
+        .try_for_each(|piece| stream.fill(piece, FillPattern::U8(value), PIECE, Label::here("fill")))
 }
 
 fn check(stream: &Stream, buffer: &Buffer, value: u8) -> Result<()> {
-    let mut bytes = vec![0; buffer.size_bytes() as usize];
-    stream.copy_to_host(&mut bytes, buffer.pointer(), Label::here("read"))?;
-    assert!(bytes.iter().all(|byte| *byte == value), "a buffer holds what was written to it last");
-    Ok(())
+    pieces(buffer).try_for_each(|piece| {
+        let mut bytes = [0; PIECE as usize];
+        stream.copy_to_host(&mut bytes, piece, Label::here("read"))?;
+        assert!(bytes == [value; PIECE as usize], "a buffer holds what was written to it last");
+        Ok(())
+    })
 }
 
 /// Copies from and to pinned memory.

@@ -13,7 +13,7 @@ use thalweg_runtime::{Buffer, Device, Error, Event, Label, PinnedBuffer, Result,
 const SIZES: &[u64] = &[500, 1500, 3000, 60_000, 1 << 20, (2 << 20) - 512, 3 << 20, 5 << 20];
 
 /// The number of bytes of each part of a buffer that are written and read.
-const PIECE: u64 = 400;
+pub const PIECE: u64 = 400;
 
 /// The value of a captured buffer that has the value of the graph's input at the replay.
 pub const INPUT: u32 = u32::MAX;

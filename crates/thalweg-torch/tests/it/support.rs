@@ -283,17 +283,28 @@ pub fn cuda_stream(stream: &Stream) -> u64 {
     if stream.is_default() { 0 } else { stream.cuda_stream().unwrap() }
 }
 
-pub fn fill(stream: &Stream, storage: &Storage, value: u8) {
-    let pointer = DevicePointer::new(storage.address);
-    stream.fill(pointer, FillPattern::U8(value), storage.bytes, Label::here("fill")).unwrap();
+/// Returns the parts that are written and read, by address and size: of large memory, the beginning of each page.
+fn pieces(storage: &Storage) -> impl Iterator<Item = (DevicePointer, u64)> {
+    let starts = (0..storage.bytes).step_by(2 * MIB as usize);
+    starts.map(|start| (DevicePointer::new(storage.address + start), (storage.bytes - start).min(1 << 16)))
 }
 
-/// Returns the first byte, after the stream's work; all others must be equal.
+pub fn fill(stream: &Stream, storage: &Storage, value: u8) {
+    for (piece, bytes) in pieces(storage) {
+        stream.fill(piece, FillPattern::U8(value), bytes, Label::here("fill")).unwrap();
+    }
+}
+
+/// Returns the first byte, after the stream's work; all others that were written must be equal.
 pub fn read(stream: &Stream, storage: &Storage) -> u8 {
-    let mut bytes = vec![0; storage.bytes as usize];
-    stream.copy_to_host(&mut bytes, DevicePointer::new(storage.address), Label::here("read")).unwrap();
-    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "one value fills the memory");
-    bytes[0]
+    let mut first = None;
+    for (piece, bytes) in pieces(storage) {
+        let mut found = vec![0; bytes as usize];
+        stream.copy_to_host(&mut found, piece, Label::here("read")).unwrap();
+        let first = *first.get_or_insert(found[0]);
+        assert!(found.iter().all(|byte| *byte == first), "one value fills the memory");
+    }
+    first.expect("the memory is not empty")
 }
 
 /// `torch.cuda.CUDAGraph`: begin, work, end, replay, and the release of its pool when it is dropped.

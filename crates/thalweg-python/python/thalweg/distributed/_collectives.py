@@ -34,6 +34,8 @@ def _direct(own, op, *tensors):
 def _tensor(name, tensor):
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} takes a Tensor, not {type(tensor).__name__}")
+    if hasattr(tensor, "_outer"):
+        raise NotImplementedError(f"{name} does not take a {type(tensor).__name__}: take this rank's part by to_local(), or the entire tensor by full_tensor()")
 
 
 def _root(own, rank, group_rank, what):

@@ -115,10 +115,13 @@ class DeviceMesh:
         return DeviceMesh(self.device_type, self.mesh.reshape(-1), mesh_dim_names=(name,) if name else None, _rank=self._rank)
 
     def __eq__(self, other):
-        return isinstance(other, DeviceMesh) and self._ranks == other._ranks and self.mesh_dim_names == other.mesh_dim_names
+        return other is self or isinstance(other, DeviceMesh) and self._ranks == other._ranks and self.mesh_dim_names == other.mesh_dim_names
 
     def __hash__(self):
         return hash((str(self._ranks), self.mesh_dim_names))
+
+    def __reduce__(self):
+        return _of_file, (self.device_type, self._ranks, self.mesh_dim_names)
 
     def __enter__(self):
         return self
@@ -129,6 +132,11 @@ class DeviceMesh:
     def __repr__(self):
         names = f", mesh_dim_names={self.mesh_dim_names}" if self.mesh_dim_names else ""
         return f"DeviceMesh('{self.device_type}', {self._ranks}{names})"
+
+
+def _of_file(device_type, ranks, names):
+    """Returns a mesh that was written to a file. Every rank calls it."""
+    return DeviceMesh(device_type, ranks, mesh_dim_names=names)
 
 
 def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_override=None):

@@ -7,7 +7,7 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import Refused, _draws as draws, _losses as losses, _report as report
+from . import Refused, _channels as channels, _draws as draws, _losses as losses, _report as report
 from ._capture import Captures
 from ._graph import Importer, takes
 from ._streams import external
@@ -57,15 +57,15 @@ def decompositions():
 
 
 def rewritten(gm, **options):
-    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: draws and losses."""
-    return losses.rewritten(draws.rewritten(gm, **options))
+    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: draws, losses and batch norms."""
+    return channels.rewritten(losses.rewritten(draws.rewritten(gm, **options)))
 
 
 def compile_flat(gm, example_inputs, *, kind, captures=None):
     """Returns a graph of ATen's operators as a program, which takes a list of inputs and empties it."""
     from ._code import Code
 
-    gm = rewritten(gm) if kind == "inference" else gm
+    gm = channels.resolved(rewritten(gm) if kind == "inference" else gm)
     if kind == "backward":
         adapter().keep_saved()
     importer = Importer(gm, adapter().is_left_out)

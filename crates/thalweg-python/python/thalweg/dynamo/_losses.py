@@ -8,6 +8,8 @@ import operator
 
 import torch
 
+from ._nodes import call, is_call
+
 aten = torch.ops.aten
 
 _LIBRARY = torch.library.Library("thalweg_graph", "FRAGMENT")
@@ -66,7 +68,7 @@ def rewritten(gm):
     """Returns a graph with its cross entropies as calls of the table, and without calls of `detach` whose results are
     not differentiated any more."""
     for node in gm.graph.nodes:
-        if _is(node, aten.detach.default) and all(user.op != "output" for user in node.users):
+        if is_call(node, aten.detach.default) and all(user.op != "output" for user in node.users):
             node.replace_all_uses_with(node.args[0])
     gm.graph.eliminate_dead_code()
     found = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is aten.nll_loss_forward.default]
@@ -77,20 +79,16 @@ def rewritten(gm):
     return gm
 
 
-def _is(node, *targets):
-    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target in targets
-
-
 def _rewrite(graph, node):
     """Replaces a choice of classes from the logarithms of a softmax, and its gradient, if they are of a cross entropy."""
     logarithms, target, weight, reduction, ignored = node.args
-    if weight is not None or not _is(logarithms, aten._log_softmax.default) or not all(_is(user, operator.getitem) for user in node.users):
+    if weight is not None or not is_call(logarithms, aten._log_softmax.default) or not all(is_call(user, operator.getitem) for user in node.users):
         return
     scores, value = logarithms.args[0], logarithms.meta["val"]
     is_plain = value.dim() == 2 and logarithms.args[1] in (1, -1) and value.dtype in (torch.float32, torch.float64)
     if not is_plain or target.meta["val"].dtype is not torch.int64:
         return
-    gradients = [user for user in logarithms.users if _is(user, aten._log_softmax_backward_data.default) and user.args[1] is logarithms]
+    gradients = [user for user in logarithms.users if is_call(user, aten._log_softmax_backward_data.default) and user.args[1] is logarithms]
     if any(_rows(gradient) is None for gradient in gradients):
         return
     others = {node, *gradients, *(_zeros(gradient) for gradient in gradients)}
@@ -99,84 +97,73 @@ def _rewrite(graph, node):
     with graph.inserting_before(node):
         classes = _size(graph, node, scores, 1)
         source = _narrow(graph, node, scores)
-        target = _call(graph, node, CHECKED_CLASSES, target, classes, ignored)
-        pair = _call(graph, node, ours.cross_entropy.default, source, target, classes, ignored)
-        losses, sums = (_call(graph, node, operator.getitem, pair, place) for place in range(2))
+        target = call(graph, node, CHECKED_CLASSES, target, classes, ignored)
+        pair = call(graph, node, ours.cross_entropy.default, source, target, classes, ignored)
+        losses, sums = (call(graph, node, operator.getitem, pair, place) for place in range(2))
         reduced = {_MEAN: (ours.mean_over_classes.default, target, ignored), _SUM: (aten.sum.default,)}.get(reduction)
-        result = _call(graph, node, reduced[0], losses, *reduced[1:]) if reduced else losses
-        counted = _call(graph, node, aten.ne.Scalar, target, ignored)
-        total = _call(graph, node, aten.sum.dim_IntList, counted, [0], dtype=value.dtype)
+        result = call(graph, node, reduced[0], losses, *reduced[1:]) if reduced else losses
+        counted = call(graph, node, aten.ne.Scalar, target, ignored)
+        total = call(graph, node, aten.sum.dim_IntList, counted, [0], dtype=value.dtype)
     for user in list(node.users):
         user.replace_all_uses_with((result, total)[user.args[1]])
     for gradient in gradients:
         with graph.inserting_before(gradient):
             rows = _rows(gradient)
             form = rows.meta["val"]
-            rows = _call(graph, gradient, aten.squeeze.dim, rows, 1) if form.dim() == 2 else _expanded(graph, gradient, rows, target)
-            made = _call(graph, gradient, ours.cross_entropy_backward.default, source, target, sums, rows, classes, ignored)
+            rows = call(graph, gradient, aten.squeeze.dim, rows, 1) if form.dim() == 2 else _expanded(graph, gradient, rows, target)
+            made = call(graph, gradient, ours.cross_entropy_backward.default, source, target, sums, rows, classes, ignored)
             _replace(graph, gradient, made)
 
 
 def _rows(gradient):
     """Returns the gradient of the losses, of which the gradient of a softmax's logarithms is made; None if it is made otherwise."""
     product = gradient.args[0]
-    if not _is(product, aten.mul.Tensor) or len(product.users) != 1 or _zeros(gradient) is None:
+    if not is_call(product, aten.mul.Tensor) or len(product.users) != 1 or _zeros(gradient) is None:
         return None
-    chosen = [one for one in product.args if _is(one, aten.where.self)]
+    chosen = [one for one in product.args if is_call(one, aten.where.self)]
     return chosen[0].args[1] if len(chosen) == 1 else None
 
 
 def _zeros(gradient):
     """Returns the zeros into which the gradients at the classes are put."""
     product = gradient.args[0]
-    puts = [one for one in product.args if _is(one, aten.scatter.value)] if _is(product, aten.mul.Tensor) else []
+    puts = [one for one in product.args if is_call(one, aten.scatter.value)] if is_call(product, aten.mul.Tensor) else []
     zeros = puts[0].args[0] if len(puts) == 1 and puts[0].args[3] == -1.0 else None
-    return zeros if _is(zeros, aten.zeros_like.default, aten.full_like.default, aten.full.default) else None
+    return zeros if is_call(zeros, aten.zeros_like.default, aten.full_like.default, aten.full.default) else None
 
 
 def _narrow(graph, at, scores):
     """Returns the scores of 16 bits that were widened, or the scores."""
     views, cast = [], scores
-    while _is(cast, aten.view.default, aten._unsafe_view.default):
+    while is_call(cast, aten.view.default, aten._unsafe_view.default):
         views.append(cast)
         cast = cast.args[0]
-    is_cast = _is(cast, aten._to_copy.default) and set(cast.kwargs) <= {"dtype", "layout", "device"}
+    is_cast = is_call(cast, aten._to_copy.default) and set(cast.kwargs) <= {"dtype", "layout", "device"}
     if not is_cast or cast.args[0].meta["val"].dtype not in (torch.bfloat16, torch.float16):
         return scores
     source = cast.args[0]
     for view in reversed(views):
-        source = _call(graph, at, view.target, source, *view.args[1:])
+        source = call(graph, at, view.target, source, *view.args[1:])
     return source
-
-
-def _call(graph, at, target, *args, **kwargs):
-    """Adds a call with its value, and with the source line that another call has in the model."""
-    made = graph.call_function(target, args, kwargs)
-    given = torch.fx.node.map_arg((args, kwargs), lambda one: one.meta["val"])
-    made.meta = {key: held for key, held in at.meta.items() if key in ("stack_trace", "nn_module_stack", "custom", "seq_nr", "partitioner_tag")}
-    first = next(held for held in torch.utils._pytree.tree_leaves(given) if isinstance(held, torch.Tensor))
-    with first.fake_mode:
-        made.meta["val"] = target(*given[0], **given[1])
-    return made
 
 
 def _expanded(graph, at, rows, target):
     """Adds the repetition of a number for each row."""
-    return _call(graph, at, aten.expand.default, rows, [_size(graph, at, target, 0)])
+    return call(graph, at, aten.expand.default, rows, [_size(graph, at, target, 0)])
 
 
 def _size(graph, at, tensor, dimension):
     """Returns a size of a tensor: a number, or a call that is added."""
     size = tensor.meta["val"].shape[dimension]
-    return size if isinstance(size, int) else _call(graph, at, aten.sym_size.int, tensor, dimension)
+    return size if isinstance(size, int) else call(graph, at, aten.sym_size.int, tensor, dimension)
 
 
 def _replace(graph, gradient, made):
     """Replaces the gradient of scores, which may be cast to the dtype that it has already."""
     dtype = made.meta["val"].dtype
     for user in list(gradient.users):
-        if _is(user, aten._to_copy.default) and user.kwargs.get("dtype") is dtype and set(user.kwargs) <= {"dtype", "layout", "device"}:
+        if is_call(user, aten._to_copy.default) and user.kwargs.get("dtype") is dtype and set(user.kwargs) <= {"dtype", "layout", "device"}:
             user.replace_all_uses_with(made)
     if dtype is not gradient.meta["val"].dtype:
-        made = _call(graph, gradient, aten._to_copy.default, made, dtype=gradient.meta["val"].dtype)
+        made = call(graph, gradient, aten._to_copy.default, made, dtype=gradient.meta["val"].dtype)
     gradient.replace_all_uses_with(made)

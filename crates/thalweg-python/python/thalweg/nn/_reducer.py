@@ -73,8 +73,8 @@ class Reducer:
         self._buckets = _buckets(parameters, int((25 if most_mib is None else most_mib) * _MIB))
         self._bucket_of = {number: place for place, bucket in enumerate(self._buckets) for number in bucket}
         self._pass = None
-        # A function that reduces a bucket, and its state.
-        self.hook = None
+        # A function that reduces a bucket, and its state; a factor of the means.
+        self.hook, self.factor = None, 1.0
 
     def watch(self, is_needed):
         """Reduces the gradients of later passes, if a function says so at their beginning."""
@@ -94,7 +94,7 @@ class Reducer:
     def _accumulated(self, number):
         """Called when a gradient has been accumulated."""
         if self._pass is None:
-            self._pass = _Pass([len(bucket) for bucket in self._buckets])
+            self._begin_pass()
             Variable._execution_engine.queue_callback(self._end)
         current = self._pass
         if number in current.ready:
@@ -105,7 +105,22 @@ class Reducer:
         while current.begun < len(self._buckets) and not current.missing[current.begun]:
             self._begin()
 
-    def _begin(self):
+    def _begin_pass(self):
+        self._pass = _Pass([len(bucket) for bucket in self._buckets])
+
+    def follow(self):
+        """Takes part in the reductions of a pass of the other ranks with zeros."""
+        self._begin_pass()
+        try:
+            while self._pass.begun < len(self._buckets):
+                self._begin(is_followed=True)
+            for _, gradients, work in self._pass.results:
+                self._means(gradients, work)
+            self._used(self._pass, is_followed=True)
+        finally:
+            self._pass = None
+
+    def _begin(self, is_followed=False):
         """Begins the reduction of the next bucket."""
         place = self._pass.begun
         self._pass.begun += 1
@@ -113,7 +128,7 @@ class Reducer:
         parameters, gradients = [self._parameters[number] for number in self._buckets[place]], []
         with no_grad():
             for parameter in parameters:
-                gradient = parameter.grad
+                gradient = None if is_followed else parameter.grad
                 if gradient is not None and gradient.layout is not _core.strided:
                     raise NotImplementedError("DistributedDataParallel: sparse gradients are left out; make the module's embeddings with sparse=False")
                 gradients.append(_core.zeros_like(parameter) if gradient is None else gradient.detach())
@@ -139,6 +154,8 @@ class Reducer:
             with no_grad():
                 for bucket, (parameters, gradients, work) in zip(self._buckets, current.results):
                     means = self._means(gradients, work)
+                    if self.factor != 1.0:
+                        means = [mean.mul_(self.factor) for mean in means]
                     for number, parameter, mean in zip(bucket, parameters, means):
                         if is_used(number) and parameter.grad is None:
                             parameter.grad = mean.clone() if self.hook is not None else mean
@@ -155,12 +172,12 @@ class Reducer:
         parts = work.wait().split([gradient.numel() for gradient in gradients])
         return [part.reshape(gradient.shape) for part, gradient in zip(parts, gradients)]
 
-    def _used(self, current):
+    def _used(self, current, is_followed=False):
         """Returns a function that says whether any rank has a gradient of a parameter. It waits only on a rank that lacks some."""
         from ..distributed._collectives import all_reduce
         from ..distributed._group import ReduceOp
         count, device = len(self._parameters), self._parameters[0].device
-        missing = [number for number in range(count) if number not in current.ready and self._parameters[number].grad is None]
+        missing = [number for number in range(count) if is_followed or number not in current.ready and self._parameters[number].grad is None]
         with no_grad():
             used = _core.ones(count, dtype=_core.uint8, device=device)
             if missing:

@@ -137,7 +137,7 @@ def orthogonal_(tensor, gain=1, generator=None):
         return tensor
     rows, columns = tensor.shape[0], tensor.numel() // tensor.shape[0]
     dtype = _core.float64 if tensor.dtype is _core.float64 else _core.float32
-    flat = _core.randn([rows, columns], dtype=dtype, device=tensor.device, generator=generator)
+    flat = tensor.new_empty([rows, columns], dtype=dtype).normal_(generator=generator)
     q, r = _core.linalg_qr(flat.t() if rows < columns else flat)
     # The decomposition is made unique, so that draws are uniform.
     q = q * r.diagonal().sign()
@@ -167,7 +167,7 @@ def sparse_(tensor, sparsity, std=0.01, generator=None):
         raise ValueError("Only tensors with 2 dimensions are supported")
     zeros = math.ceil(sparsity * tensor.shape[0])
     normal_(tensor, 0.0, std, generator)
-    order = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator).argsort(0)
+    order = tensor.new_empty(tensor.shape, dtype=_core.float32).uniform_(generator=generator).argsort(0)
     return tensor.masked_fill_(order.argsort(0) < zeros, 0.0)
 
 

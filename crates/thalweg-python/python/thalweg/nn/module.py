@@ -6,6 +6,7 @@ import inspect
 import warnings
 
 from .. import _compiling, _core
+from .._devices import empty_like
 from . import _calls
 from ._states import States, WithModule, _IncompatibleKeys  # noqa: F401
 from .parameter import Buffer, Parameter
@@ -413,7 +414,7 @@ class Module(States):
         for parameter, data, gradient in changed:
             # A function that works in place has already made the change.
             if data is not parameter:
-                if type(parameter).__torch_function__ is Parameter.__torch_function__:
+                if type(parameter).__torch_function__ is Parameter.__torch_function__ or hasattr(parameter, "_outer"):
                     parameter.data = data
                 else:
                     parameter = replaced[id(parameter)] = Parameter(data, parameter.requires_grad)
@@ -453,7 +454,7 @@ class Module(States):
 
     def to_empty(self, *, device, recurse=True):
         """Moves parameters and buffers to a device, in place, without copying their elements, which are uninitialised."""
-        return self._apply(lambda tensor: _core.empty_strided(list(tensor.shape), list(tensor.stride()), dtype=tensor.dtype, device=device), recurse)
+        return self._apply(lambda tensor: empty_like(tensor, device=device), recurse)
 
     def share_memory(self):
         """Moves parameters and buffers to memory that processes can share, and returns the module."""

@@ -19,6 +19,8 @@ class _ParameterMeta(type):
 def _of_own_class(data, requires_grad):
     """Returns a tensor of a program's class as a parameter of that class; None if the class overrides no functions."""
     kind = type(data)
+    if hasattr(data, "_as_parameter"):
+        return data._as_parameter(requires_grad)
     if kind is _core.Tensor or issubclass(kind, Parameter) or kind.__torch_function__ is _disabled_torch_function_impl:
         return None
     made = data.detach()

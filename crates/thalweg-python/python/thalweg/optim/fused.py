@@ -140,6 +140,8 @@ class Fused(Optimizer):
                 # The number of steps is the first, as in PyTorch.
                 shown = {name: _core.view_as_complex(tensor) if parameter.is_complex() and tensor.dim() else tensor
                          for name, tensor in sorted(states[number].items(), key=lambda state: state[0] != "step") if name not in self._hidden}
+                if hasattr(parameter, "_divided"):
+                    shown = {name: parameter._divided(tensor) if tensor.dim() else tensor for name, tensor in shown.items()}
                 self._shown[id(parameter)], self._state[parameter] = shown, dict(shown)
 
     def _is_touched(self):
@@ -206,7 +208,8 @@ class Fused(Optimizer):
 
     def _has_external_gradients(self):
         """Returns whether a gradient is not made of elements, as sparse ones are."""
-        return _external.may_exist and any(type(parameter.grad) not in (_core.Tensor, type(None)) for parameter in self._parameters())
+        return _external.may_exist and any(
+            type(_external.own_gradient(parameter)) not in (_core.Tensor, type(None)) for parameter in self._parameters())
 
     def _is_allowed(self, group):
         """Returns whether the kernels accept the options of a group."""
@@ -278,7 +281,9 @@ class Fused(Optimizer):
 
 
 def _tensors(own, parameter):
-    """Returns the states of a parameter as tensors on its device."""
+    """Returns the states of a parameter as tensors on its device, of this rank's part for a divided one."""
+    if hasattr(parameter, "_divided"):
+        own = {name: value._local if hasattr(value, "_outer") else value for name, value in ((name, parameter._state(value)) for name, value in own.items())}
     return {name: _composing.real(value.detach().to(parameter.device)) if isinstance(value, _core.Tensor)
             else _core.tensor(float(value), device=parameter.device) for name, value in own.items() if isinstance(value, (_core.Tensor, int, float))}
 

@@ -239,8 +239,7 @@ class Optimizer:
             places.setdefault(id(parameter), len(places))
         groups = [{**{name: value for name, value in group.items() if name != "params"},
                    "params": [places[id(parameter)] for parameter in group["params"]]} for group in self.param_groups]
-        states = {places[id(key)] if isinstance(key, _core.Tensor) else key: key._state_shown(value) if hasattr(key, "_state_shown") else value
-                  for key, value in self.state.items()}
+        states = {places[id(key)] if isinstance(key, _core.Tensor) else key: value for key, value in self.state.items()}
         result = {"state": states, "param_groups": groups}
         for hook in list(self._optimizer_state_dict_post_hooks.values()):
             changed = hook(self, result)
@@ -262,7 +261,6 @@ class Optimizer:
         states = collections.defaultdict(dict)
         for key, own in state_dict["state"].items():
             if key in owners:
-                own = owners[key]._state_kept(own) if hasattr(owners[key], "_state_kept") else own
                 states[owners[key]] = _moved(None, own, owners[key])
             else:
                 states[key] = own

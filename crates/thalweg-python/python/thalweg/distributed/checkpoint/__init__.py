@@ -10,9 +10,7 @@ import typing
 from ... import _core
 from ...futures import Future
 from .. import get_rank, get_world_size, is_initialized
-from ..fsdp import ShardedParameter
 from ..tensor import DTensor
-from ..tensor._placing import part_of
 
 __all__ = ["CheckpointException", "DefaultLoadPlanner", "DefaultSavePlanner", "FileSystemReader", "FileSystemWriter", "LoadPlanner", "SavePlanner",
            "Stateful", "async_save", "load", "load_state_dict", "save", "save_state_dict"]
@@ -102,9 +100,9 @@ def _flat(state, path=()):
 
 def _described(value):
     """Returns a value as it is written: the rows of a rank with the whole shape."""
-    if isinstance(value, ShardedParameter) and len(value._parts) == 1 and value.placements[0].is_shard(0):
-        return {"rows": value.data, "shape": value._full_shape}
     if isinstance(value, DTensor):
+        if value.device_mesh._ranks == list(range(_rank()[1])) and value.placements[0].is_shard(0):
+            return {"rows": value._local.detach(), "shape": tuple(value.shape)}
         return {"whole": value.full_tensor()}
     return {"value": value}
 
@@ -213,14 +211,8 @@ def _read(files, own, path):
 
 
 def _put(state, path, target, value):
-    if isinstance(target, ShardedParameter):
-        target.data.copy_(target._own_part(value).reshape(target.shape))
-    elif isinstance(target, DTensor):
-        whole = value
-        for dim, placement in enumerate(target.placements):
-            if placement.is_shard():
-                whole = part_of(whole, placement.dim, target.device_mesh.get_local_rank(dim), target.device_mesh.size(dim))
-        target._local.copy_(whole)
+    if isinstance(target, DTensor):
+        target._local.detach().copy_(target._part(value, target.placements))
     elif isinstance(target, _core.Tensor):
         target.detach().copy_(value)
     else:

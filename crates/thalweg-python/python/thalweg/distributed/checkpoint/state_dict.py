@@ -8,7 +8,6 @@ import dataclasses
 from ... import _core
 from ...nn._states import _IncompatibleKeys
 from ..tensor import DTensor
-from ..tensor._placing import part_of
 
 # Parts of names that wrappers add.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
@@ -52,8 +51,10 @@ def _read(value, options):
     """Returns a tensor of a state: entire, or this rank's part of it."""
     if isinstance(value, DTensor):
         value = value.full_tensor() if options.full_state_dict else value
-    value = value if isinstance(value, DTensor) or not isinstance(value, _core.Tensor) else value.detach()
-    return value.cpu() if options.cpu_offload and isinstance(value, _core.Tensor) and not isinstance(value, DTensor) else value
+    if not isinstance(value, _core.Tensor):
+        return value
+    # A copy in the host's memory is one, also of a tensor that is there already.
+    return value.detach().to("cpu", copy=True) if options.cpu_offload else value.detach()
 
 
 def _only_first(state, options):
@@ -80,18 +81,6 @@ def _of_first(state, options):
     return listed[0]
 
 
-def _part(value, like):
-    """Returns this rank's part of a tensor, divided as another one is."""
-    if isinstance(value, DTensor):
-        return value.to_local()
-    if hasattr(like, "_loaded"):
-        return like._loaded(value)
-    for dim, placement in enumerate(like.placements if isinstance(like, DTensor) else ()):
-        if placement.is_shard():
-            value = part_of(value, placement.dim, like.device_mesh.get_local_rank(dim), like.device_mesh.size(dim))
-    return value
-
-
 def set_model_state_dict(model, model_state_dict, *, options=None):
     """Loads the state of a module from entire tensors or from its own parts. Returns the missing and the unexpected keys."""
     options, own = options or StateDictOptions(), _own(model)
@@ -104,12 +93,13 @@ def set_model_state_dict(model, model_state_dict, *, options=None):
     with _core_no_grad():
         for name, target in own.items():
             if name in given:
-                part = _part(given[name], target)
-                local = target._local if hasattr(target, "_local") else target
-                if local.is_meta:
-                    local.data = part.detach().to(device=_core.get_default_device(), dtype=local.dtype).clone()
+                is_divided = isinstance(target, DTensor)
+                part = target._part(given[name], target.placements) if is_divided else given[name]
+                if target.is_meta:
+                    part = part.detach().to(device=_core.get_default_device(), dtype=target.dtype).clone()
+                    target.data = target._divided(part) if is_divided else part
                 else:
-                    local.data.copy_(part)
+                    (target._local if is_divided else target).copy_(part)
     return _IncompatibleKeys(missing, unexpected)
 
 
@@ -174,8 +164,7 @@ def set_optimizer_state_dict(model, optimizers, optim_state_dict, *, options=Non
         for name, values in state["state"].items():
             if name in parameters:
                 number, parameter = parameters[name]
-                states[number] = {
-                    key: _part(value, parameter) if isinstance(value, _core.Tensor) and value.dim() else value for key, value in values.items()}
+                states[number] = {key: parameter._state(value) for key, value in values.items()} if isinstance(parameter, DTensor) else values
         groups = []
         for group in optimizer.param_groups:
             first = names[id(group["params"][0])] if group["params"] else None

@@ -5,20 +5,24 @@ its rows of the mean gradient (`_units.py`).
 """
 
 import dataclasses
-import types
+import functools
+import math
 
 from ... import _core
 from ..._left_out import attributes as _attributes
-from ...nn.parameter import Parameter
+from ...nn._calls import is_hooked
+from ...nn.containers import ModuleDict, ModuleList
+from ...nn.module import Module
 from ...utils._pytree import tree_map
-from ...utils.hooks import RemovableHandle
 from .. import _check, get_process_group_ranks
-from .._placements import Replicate, Shard
-from ..tensor import DTensor
-from ..tensor._placing import padded, part_of
+from .._placements import Replicate, Shard, _StridedShard
+from ..device_mesh import DeviceMesh
+from ..tensor import DTensor, ShardedParameter
+from ..tensor._placing import part_of
 from ._units import Unit
 
-__all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard", "register_fsdp_forward_method"]
+__all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "UnshardHandle", "fully_shard", "register_fsdp_forward_method",
+           "share_comm_ctx"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,146 +42,33 @@ class OffloadPolicy:
 
 @dataclasses.dataclass
 class CPUOffloadPolicy(OffloadPolicy):
-    """The policy that would keep parts of parameters in the host's memory. It is left out."""
+    """Keeps parts of parameters, their gradients and the states of optimizers in the host's memory."""
 
     pin_memory: bool = True
 
 
-class ShardedParameter(Parameter, DTensor):
-    """This rank's part of a parameter: its rows, unless a placement says otherwise.
+class UnshardHandle:
+    """A gather of parameters that has begun."""
 
-    `within` has the placements and groups by which the parameter was divided before, if there are any. With `is_replicated` the ranks along
-    the first dimension of the mesh have the same part.
-    """
+    def __init__(self, unit):
+        self._unit = unit
 
-    def __new__(cls, rows, group, shape, mesh, requires_grad, placement=Shard(0), within=(), is_replicated=False):
-        made = Parameter.__new__(cls, rows, requires_grad)
-        parts = (*within, (placement, group))
-        placements = (*([Replicate()] if is_replicated else ()), *(one for one, _ in reversed(parts)))
-        made.__dict__.update(_group=group, _parts=parts, _full_shape=tuple(shape), device_mesh=mesh, placements=placements, _is_replicated=is_replicated,
-                             _is_gathered=False, _when_reduced={}, _when_accumulated={})
-        return made
-
-    def __init__(self, *_, **__):
-        pass
-
-    def to_local(self, *, grad_placements=None):
-        """Returns this rank's rows."""
-        return self.data
-
-    @property
-    def grad(self):
-        """The gradient of this rank's part, as a divided tensor."""
-        own = _core.Tensor.grad.__get__(self)
-        return None if own is None else self._like(own)
-
-    @grad.setter
-    def grad(self, value):
-        _core.Tensor.grad.__set__(self, value.to_local() if isinstance(value, DTensor) else value)
-
-    def detach(self):
-        """Returns this rank's part without its place in the graph, as a divided tensor."""
-        return self._like(self.data)
-
-    def _own_part(self, whole):
-        """Returns this rank's part of an entire tensor."""
-        whole = whole.reshape(1) if whole.dim() == 0 else whole
-        for placement, group in self._parts:
-            if placement.is_shard():
-                whole = part_of(whole, placement.dim, group.rank(), group.size())
-        return whole
-
-    def _shape_in_group(self, number=-1):
-        """Returns the shape of the tensor that a group divides, which groups before it may have divided."""
-        shape = list(self._full_shape)
-        for placement, group in self._parts[:len(self._parts) + number if number < 0 else number]:
-            if placement.is_shard():
-                rows = -(-shape[placement.dim] // group.size())
-                shape[placement.dim] = max(min(rows, shape[placement.dim] - rows * group.rank()), 0)
-        return shape
-
-    def _joined(self, part, number):
-        """Returns the tensor that a group has divided, from the parts of its ranks."""
-        placement, group = self._parts[number]
-        if not placement.is_shard():
-            return part
-        shape = self._shape_in_group(number) or [1]
-        rows = -(-shape[placement.dim] // group.size())
-        from .._functional_collectives import gathered
-        return gathered(padded(part, placement.dim, rows), placement.dim, group).narrow(placement.dim, 0, shape[placement.dim])
-
-    def _take_gradient(self, rows):
-        """Adds this rank's rows of a reduced gradient to the gradient."""
-        if "_sum_over" in self.__dict__:
-            from .._functional_collectives import reduced
-            rows = reduced(rows, "sum", self.__dict__["_sum_over"])
-        for hook in tuple(self._when_reduced.values()):
-            replaced = hook(rows)
-            rows = rows if replaced is None else replaced
-        former = _core.Tensor.grad.__get__(self)
-        _core.Tensor.grad.__set__(self, rows if former is None else former + rows)
-        for hook in tuple(self._when_accumulated.values()):
-            hook(self)
-
-    def register_hook(self, hook):
-        """Registers a function of the gradient, which may return another one. For a parameter that is gathered the gradient is this rank's rows."""
-        return _registered(self._when_reduced, hook) if self._is_gathered else super().register_hook(hook)
-
-    def register_post_accumulate_grad_hook(self, hook):
-        """Registers a function of the parameter that is called after its gradient has been accumulated."""
-        return _registered(self._when_accumulated, hook) if self._is_gathered else super().register_post_accumulate_grad_hook(hook)
-
-    def full_tensor(self, *, grad_placements=None):
-        """Returns the entire parameter, on each rank."""
-        whole = self.data
-        for number in reversed(range(len(self._parts))):
-            whole = self._joined(whole, number)
-        return whole.reshape(self._full_shape)
-
-    def _like(self, rows, requires_grad=False):
-        """Returns this rank's part of another tensor that is divided as this one is."""
-        (placement, group), within = self._parts[-1], self._parts[:-1]
-        return ShardedParameter(rows, group, self._full_shape, self.device_mesh, requires_grad, placement, within, self._is_replicated)
-
-    def _loaded(self, saved):
-        """Returns this rank's part of a saved tensor, which may be divided or entire."""
-        if isinstance(saved, DTensor):
-            return self._like(saved.to_local(), self.requires_grad)
-        return self._own_part(saved) if tuple(saved.shape) == self._full_shape else saved
-
-    def _state_shown(self, state):
-        """Returns an optimizer's state of the parameter with its tensors as divided ones."""
-        return {name: self._like(value) if isinstance(value, _core.Tensor) and value.dim() and value.shape == self.shape else value
-                for name, value in state.items()}
-
-    def _state_kept(self, state):
-        """Returns this rank's part of an optimizer's state of the parameter."""
-        return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
-
-    def __deepcopy__(self, memo):
-        if id(self) not in memo:
-            memo[id(self)] = self._like(self.data.clone(), self.requires_grad)
-        return memo[id(self)]
-
-    def __reduce_ex__(self, protocol):
-        return Parameter, (self.data, self.requires_grad)
+    def wait(self):
+        """Gives the module its entire parameters."""
+        self._unit.swap()
 
 
-def sum_over(parameter, group):
-    """Makes the gradient of a parameter the sum of the ranks' gradients."""
-    from .._functional_collectives import reduced
-    parameter.__dict__["_sum_over"] = group
-    parameter.register_hook(lambda gradient: reduced(gradient, "sum", group))
-
-
-def _registered(hooks, hook):
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle
+def _does_nothing(self, enable):
+    """Does nothing: results are the same."""
 
 
 class FSDPModule:
     """A module whose parameters are spread over ranks."""
+
+    def __call__(self, *args, **kwargs):
+        # Hooks see the entire parameters, too.
+        call = super().__call__
+        return self._unit.run(call, args, kwargs) if is_hooked(self) else call(*args, **kwargs)
 
     def unshard(self, async_op=False):
         """Gathers the parameters before the next call of `forward`, which uses them. Returns an object with `wait` if `async_op` is true."""
@@ -186,7 +77,7 @@ class FSDPModule:
         unit.is_kept = True
         if not async_op:
             unit.swap()
-        return types.SimpleNamespace(wait=unit.swap) if async_op else None
+        return UnshardHandle(unit) if async_op else None
 
     def reshard(self):
         """Gives the module its part of the parameters again."""
@@ -203,6 +94,32 @@ class FSDPModule:
 
     def set_is_last_backward(self, is_last_backward):
         """Does nothing: each pass reduces its gradients."""
+
+    set_force_sum_reduction_for_comms = set_allocate_memory_from_process_group_for_comm = _set_unshard_async_op = _does_nothing
+
+    def set_gradient_divide_factor(self, factor):
+        """Sets the number by which sums of gradients are divided, in the place of the number of ranks."""
+        self._unit.divisor = factor
+
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor
+
+    def set_unshard_in_backward(self, unshard_in_backward):
+        """Sets whether parameters are gathered ahead in a backward pass. Those that the pass reads are gathered in any case."""
+        self._unit.is_gathered_back = unshard_in_backward
+
+    def set_all_reduce_hook(self, hook, *, stream=None):
+        """Sets a function that is called with this rank's rows of each reduced gradient, and may change them."""
+        self._unit.reduced_hook = hook
+
+    def set_custom_all_gather(self, comm):
+        """Raises: parameters are gathered by the group's own collective."""
+        raise NotImplementedError("FSDPModule.set_custom_all_gather and set_custom_reduce_scatter are left out: the group's own collectives are used")
+
+    set_custom_reduce_scatter = set_custom_all_gather
+
+    def set_post_optim_event(self, event):
+        """Sets an event that the next gather waits for: the end of the optimizer's step on another stream."""
+        self._unit.awaited = event
 
     def set_requires_all_reduce(self, requires_all_reduce, *, recurse=True):
         """Sets whether gradients are also reduced over the ranks that have the same rows, if the mesh has two dimensions."""
@@ -227,6 +144,11 @@ class FSDPModule:
         """Sets the modules that are gathered at the beginning of this one's backward pass."""
         self._unit.ahead_backward = [module._unit for module in modules]
 
+    def _apply(self, fn, recurse=True):
+        """Applies a function to this rank's parts."""
+        self.reshard()
+        return super()._apply(fn, recurse)
+
     def __deepcopy__(self, memo):
         raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
 
@@ -235,15 +157,16 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
                 group=None):
     """Spreads the parameters of a module, without those of parts that are spread already, over the ranks, and returns the module.
 
-    Parameters are spread over the last dimension of a mesh. The ranks along the first of two dimensions have the same rows.
+    Parameters are spread over the last dimension of a mesh. The ranks along the first of two dimensions have the same rows. Rows are parts of
+    the first dimension of a parameter, or of the one of the `Shard` that `shard_placement_fn` returns.
     """
-    if isinstance(offload_policy, CPUOffloadPolicy):
-        raise NotImplementedError("fully_shard(offload_policy=CPUOffloadPolicy()) is left out: parts of parameters stay on the ranks' devices")
-    if shard_placement_fn is not None:
-        raise NotImplementedError("fully_shard(shard_placement_fn=...) is left out: parameters are divided by rows")
     if isinstance(module, (list, tuple)):
-        return [fully_shard(one, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=mp_policy, ignored_params=ignored_params)
-                for one in module]
+        return [fully_shard(one, mesh=mesh, reshard_after_forward=reshard_after_forward, shard_placement_fn=shard_placement_fn, mp_policy=mp_policy,
+                            offload_policy=offload_policy, ignored_params=ignored_params, group=group) for one in module]
+    if isinstance(module, (ModuleList, ModuleDict)) and type(module).forward is Module.forward:
+        raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
+    if isinstance(module, FSDPModule):
+        raise AssertionError(f"fully_shard was applied to this module before: {type(module).__name__}")
     if mesh is not None and mesh.ndim > 2:
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
     if group is not None:
@@ -252,20 +175,23 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
         group, replicas = mesh.get_group(mesh.ndim - 1), mesh.get_group(0) if mesh.ndim == 2 else None
     else:
         group, replicas = _check("fully_shard"), None
-    mesh = mesh if mesh is not None else _mesh_of(group)
+    groups = [group] if replicas is None else [replicas, group]
+    mesh = mesh if mesh is not None else _crossed(_core.get_default_device().type, groups)
+    offload = offload_policy if isinstance(offload_policy, CPUOffloadPolicy) else None
     ignored, known = set(map(id, ignored_params or ())), {}
     waiting = [module]
     while waiting:
         part = waiting.pop()
         for name, parameter in part._parameters.items():
-            if parameter is None or id(parameter) in ignored or any(one is group for _, one in getattr(parameter, "_parts", ())):
+            if parameter is None or id(parameter) in ignored or getattr(parameter, "_group", None) is not None:
                 continue
             if id(parameter) not in known:
-                known[id(parameter)] = _divided(parameter, group, replicas, mesh)
+                placement = shard_placement_fn(parameter) if shard_placement_fn is not None else None
+                known[id(parameter)] = _divided(parameter, groups, mesh, Shard(0) if placement is None else placement, offload)
             part._parameters[name] = known[id(parameter)]
         waiting += [child for child in part._modules.values() if child is not None and not isinstance(child, FSDPModule)]
     unit = Unit(module, group, replicas, mp_policy or MixedPrecisionPolicy(), None if reshard_after_forward is None else bool(reshard_after_forward),
-                lambda parameter: isinstance(parameter, ShardedParameter) and parameter._group is group)
+                offload is not None)
     for part in module.modules():
         if part is not module and isinstance(part, FSDPModule):
             unit.take_in(part._unit)
@@ -273,25 +199,38 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
     return module
 
 
-def _mesh_of(group):
-    """Returns the ranks of a group as a mesh."""
-    from ..device_mesh import DeviceMesh
-    return DeviceMesh(_core.get_default_device().type, get_process_group_ranks(group), _groups=[group])
+def _crossed(device_type, groups, names=None, within=None):
+    """Returns the ranks of groups, each of which is along a dimension, as a mesh. Within it, each rank may be a mesh."""
+    inner = [] if within is None else [within.get_group(dim) for dim in range(within.ndim)]
+    ranks = get_process_group_ranks(groups[-1]) if within is None else within._ranks
+    for group in reversed(groups[:-1] if within is None else groups):
+        ranks = group.exchange(ranks, "fully_shard")
+    has_names = names is not None and (within is None or within.mesh_dim_names is not None)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=(*names, *(within.mesh_dim_names if inner else ())) if has_names else None, _groups=[*groups, *inner])
 
 
-def _divided(parameter, group, replicas, mesh):
-    """Returns this rank's rows of a parameter, or of its part of one, whose elements are those of the first rank."""
+def _divided(parameter, groups, mesh, placement, offload):
+    """Returns this rank's part of a parameter, or of its part of one, whose elements are those of the first rank."""
     from .._collectives import broadcast
-    whole = parameter.data
+    is_divided, group = isinstance(parameter, DTensor), groups[-1]
+    whole = parameter._local.detach() if is_divided else parameter.data
     if not whole.is_meta:
-        for one in (replicas, group):
-            if one is not None:
-                broadcast(whole, group=one, group_src=0)
-    rows = part_of(whole.reshape(1) if whole.dim() == 0 else whole, 0, group.rank(), group.size())
-    within, shape = getattr(parameter, "_parts", ()), getattr(parameter, "_full_shape", parameter.shape)
-    made = ShardedParameter(rows.clone(), group, shape, mesh, parameter.requires_grad, within=within, is_replicated=replicas is not None)
-    made.__dict__["_is_gathered"] = True
-    if "_sum_over" in parameter.__dict__:
+        if mesh.device_type == "cuda" and not whole.is_cuda:
+            whole = whole.to(_core.get_default_device())
+        for one in groups:
+            broadcast(whole, group=one, group_src=0)
+    dim, shape = placement.dim % max(whole.dim(), 1), tuple(whole.shape)
+    inner = parameter.placements if is_divided else ()
+    counts = [parameter.device_mesh.size(place) for place, one in enumerate(inner) if one.is_shard(dim)]
+    own = _StridedShard(dim, split_factor=math.prod(counts)) if counts else Shard(dim) if shape else Replicate()
+    rows = (part_of(whole, dim, group.rank(), group.size()) if shape else whole).clone(memory_format=_core.contiguous_format)
+    if offload is not None and rows.is_cuda:
+        rows = rows.cpu().pin_memory() if offload.pin_memory else rows.cpu()
+    if is_divided:
+        mesh = _crossed(mesh.device_type, groups, mesh.mesh_dim_names, parameter.device_mesh)
+    made = ShardedParameter(rows, mesh, [*[Replicate()] * (len(groups) - 1), own, *inner], parameter.shape, parameter.requires_grad)
+    made.__dict__.update(_group=group, _dim=dim, _shape_in_group=list(shape))
+    if "_sum_over" in getattr(parameter, "__dict__", ()):
         made.__dict__["_sum_over"] = parameter.__dict__["_sum_over"]
     return made
 
@@ -299,25 +238,39 @@ def _divided(parameter, group, replicas, mesh):
 def _become_unit(module, unit):
     """Makes a module an `FSDPModule`, which has entire parameters in each call of `forward`."""
     kind = type(module)
-    module.__class__ = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {})
+    # A compiled module passes other attributes to its original.
+    object.__setattr__(module, "__class__", type(f"FSDP{kind.__name__}", (FSDPModule, kind), {}))
     module.__dict__["_unit"] = unit
-    forward, policy = module.forward, unit.policy
+    module.forward = _gathering(unit, module.forward)
 
+
+def _gathering(unit, method):
+    """Returns a method that has entire parameters in each call."""
+    policy = unit.policy
+
+    def cast(values, dtype):
+        return tree_map(lambda value: value.to(dtype) if isinstance(value, _core.Tensor) and value.is_floating_point() else value, values)
+
+    @functools.wraps(method)
     def gathering(*args, **kwargs):
         if policy.param_dtype is not None and policy.cast_forward_inputs:
-            args, kwargs = tree_map(lambda value: value.to(policy.param_dtype) if isinstance(value, _core.Tensor) and value.is_floating_point() else value,
-                                    (args, kwargs))
-        result = unit.run(forward, args, kwargs)
-        if policy.output_dtype is None:
-            return result
-        return tree_map(lambda value: value.to(policy.output_dtype) if isinstance(value, _core.Tensor) and value.is_floating_point() else value, result)
-    module.forward = gathering
+            args, kwargs = cast((args, kwargs), policy.param_dtype)
+        result = unit.run(method, args, kwargs)
+        return result if policy.output_dtype is None else cast(result, policy.output_dtype)
+    return gathering
 
 
 def register_fsdp_forward_method(module, method_name):
     """Makes another method of a module gather its parameters as well."""
-    method = getattr(module, method_name)
-    setattr(module, method_name, lambda *args, **kwargs: module._unit.run(method, args, kwargs))
+    if not isinstance(module, FSDPModule):
+        return
+    if not hasattr(module, method_name):
+        raise ValueError(f"{type(module)} does not have a method {method_name}")
+    setattr(module, method_name, _gathering(module._unit, getattr(module, method_name)))
+
+
+def share_comm_ctx(modules):
+    """Does nothing: all modules of a thread use the streams of their groups."""
 
 
 from .fully_sharded_data_parallel import (  # noqa: E402,F401

@@ -148,20 +148,26 @@ class _Note:
 
 
 class _Part:
-    """This rank's part of a parameter, and the sizes of the entire one."""
+    """This rank's part of a parameter, and the sizes of the one that the group divides."""
 
-    def __init__(self, parameter, ranks):
-        self.parameter, self.device = parameter, parameter.device
+    def __init__(self, parameter, ranks, is_offloaded):
+        self.parameter, self.local, self.shape, self.dim = parameter, parameter._local, parameter._shape_in_group, parameter._dim
         self.dtype, self.is_trained, self._storage = self._facts()
-        self.shape, self.own = parameter._shape_in_group(), parameter.shape[0]
-        rows, *rest = self.shape or [1]
-        # All ranks' parts have as many rows, the last of which may be beyond the end.
-        self.rows = -(-rows // ranks)
+        # The device that computes, which has the entire parameter.
+        has_moved = is_offloaded and parameter.device_mesh.device_type == "cuda" and not self.local.is_meta
+        self.device = _core.get_default_device() if has_moved else self.local.device
+        # All ranks' parts have as many rows, the last of which may be beyond the end. Each rank has a parameter without dimensions as a row.
+        rows, *rest = self._first(self.shape) if self.shape else [ranks]
+        self.rows, self.own = -(-rows // ranks), self.local.shape[self.dim] if self.shape else 1
         self.padded, self.all_padded = [self.rows, *rest], [self.rows * ranks, *rest]
-        self.is_whole = self.all_padded == self.shape
+        self.is_whole = self.all_padded == self.shape and self.dim == 0
 
     def _facts(self):
         return self.parameter.dtype, self.parameter.requires_grad, self.parameter._storage_identity()
+
+    def _first(self, shape):
+        """Returns a shape with the divided dimension first."""
+        return [shape[self.dim], *shape[:self.dim], *shape[self.dim + 1:]]
 
     def is_as_it_was(self):
         """Returns whether the parameter was not converted, moved or frozen since this object was made."""
@@ -169,35 +175,51 @@ class _Part:
 
     def input(self, dtype):
         """Returns this rank's rows for a gather."""
-        own = self.parameter if self.own == self.rows else padded(self.parameter.data, 0, self.rows)
-        return own if dtype is None or own.dtype is dtype or not own.is_floating_point() else own.to(dtype)
+        own = self.local if self.own == self.rows else padded(self.local.detach(), self.dim, self.rows)
+        own = own.detach().movedim(self.dim, 0).contiguous() if self.dim else own if self.shape else own.detach().reshape(1)
+        dtype = dtype if dtype is not None and own.is_floating_point() else own.dtype
+        return own if own.dtype is dtype and own.device == self.device else own.to(device=self.device, dtype=dtype, non_blocking=True)
 
     def entire(self, gathered):
-        """Returns the entire parameter from the rows of all ranks."""
-        return gathered if self.is_whole else gathered.narrow(0, 0, self.shape[0] if self.shape else 1).reshape(self.shape).detach()
+        """Returns the entire parameter from the rows of all ranks, whose elements `write` puts in their places if they are rows of another
+        dimension than the first."""
+        if self.dim:
+            return gathered.new_empty(self.shape)
+        return gathered if self.is_whole else (gathered.narrow(0, 0, self.shape[0]) if self.shape else gathered[0]).detach()
+
+    def write(self, entire, gathered):
+        """Copies the rows of all ranks to the entire parameter."""
+        entire.copy_(gathered.narrow(0, 0, self.shape[self.dim]).movedim(0, self.dim))
 
     def gradient(self, gradient, dtype):
         """Returns the gradient of the entire parameter as the rows of all ranks. No gradient is zeros."""
         if gradient is None:
             return _core.zeros(self.all_padded, dtype=dtype, device=self.device)
-        return (gradient if self.is_whole else padded(gradient.reshape(self.shape or [1]), 0, self.all_padded[0])).contiguous()
+        if not self.shape:
+            return gradient.expand(self.all_padded).contiguous()
+        return (gradient if self.is_whole else padded(gradient.movedim(self.dim, 0), 0, self.all_padded[0])).contiguous()
 
     def take(self, rows):
         """Adds this rank's rows of a reduced gradient to the parameter's gradient."""
         rows = rows if self.own == self.rows else rows.narrow(0, 0, self.own)
-        self.parameter._take_gradient(rows if rows.dtype is self.dtype else rows.to(self.dtype))
+        rows = rows.movedim(0, self.dim).contiguous() if self.dim else rows if self.shape else rows[0]
+        self.parameter._take_gradient(rows.to(device=self.local.device, dtype=self.dtype))
 
 
 class Unit:
     """The parameters of a module that are gathered and freed together."""
 
-    def __init__(self, module, group, replicas, policy, reshards, is_sharded):
+    def __init__(self, module, group, replicas, policy, reshards, is_offloaded):
         self._module, self.group, self.replicas, self.policy = weakref.ref(module), group, replicas, policy
-        self._is_sharded, self._reshards = is_sharded, reshards
+        self._is_offloaded, self._reshards = is_offloaded, reshards
         self.context, self.is_root, self.is_synchronized, self.reshards_after_backward = Context(), True, True, True
-        self.all_reduces, self.ahead_forward, self.ahead_backward = True, (), ()
+        self.all_reduces, self.ahead_forward, self.ahead_backward, self.is_gathered_back = True, (), (), True
+        # The number that sums of gradients are divided by, unless it is that of the ranks; a function of reduced gradients; an event before a gather.
+        self.divisor, self.reduced_hook, self.awaited = None, None, None
         self.recorded, self.is_kept = 0, False
         self._entire, self._work, self._home, self._streams, self._is_asked = None, None, None, [], False
+        # The entire parameters that wait for the rows of a gather, with these.
+        self._unwritten = ()
         self._places, self._parts = None, None
         # The gradients that were not reduced, by the parameters' identities.
         self._accumulated = {}
@@ -227,7 +249,8 @@ class Unit:
             self._places, waiting = [], [self._module()]
             while waiting:
                 module = waiting.pop()
-                self._places += [(module._parameters, name, parameter) for name, parameter in module._parameters.items() if self._is_sharded(parameter)]
+                self._places += [(module._parameters, name, parameter) for name, parameter in module._parameters.items()
+                                 if getattr(parameter, "_group", None) is self.group]
                 waiting += [child for child in module._modules.values() if child is not None and "_unit" not in child.__dict__]
             self._parts = None
         return self._places
@@ -236,7 +259,7 @@ class Unit:
         """Returns the parts of the parameters, each once."""
         places = self.places()
         if self._parts is None or not all(part.is_as_it_was() for part in self._parts):
-            self._parts = [_Part(parameter, self.group.size()) for parameter in {id(one): one for _, _, one in places}.values()]
+            self._parts = [_Part(parameter, self.group.size(), self._is_offloaded) for parameter in {id(one): one for _, _, one in places}.values()]
         return self._parts
 
     # ---- Entire parameters ----------------------------------------------------------------------------------------
@@ -245,12 +268,15 @@ class Unit:
         """Begins to gather the parameters, unless they are gathered."""
         if self._entire is not None:
             return
-        dtype, parts = self.policy.param_dtype, self.parts()
+        dtype, parts, awaited, self.awaited = self.policy.param_dtype, self.parts(), self.awaited, None
+        if awaited is not None:
+            awaited.wait()
         with no_grad():
             inputs = [part.input(dtype) for part in parts]
             outputs = [_core.empty(part.all_padded, dtype=own.dtype, device=part.device) for part, own in zip(parts, inputs)]
             self._work = gathered_together(outputs, inputs, self.group)
             self._entire = [part.entire(output) for part, output in zip(parts, outputs)]
+            self._unwritten = [(part, entire, output) for part, entire, output in zip(parts, self._entire, outputs) if part.dim]
         # The streams that use the parameters.
         self._is_asked, self._home, self._streams = False, self._stream(self._entire), []
         for number, tensor in enumerate(self._entire):
@@ -261,8 +287,16 @@ class Unit:
         self.gather()
         stream = self._stream(self._entire)
         if stream not in self._streams:
-            self._streams.append(stream)
             self._work.wait()
+            if self._streams:
+                stream.wait_stream(self._streams[0])
+            self._streams.append(stream)
+            with no_grad():
+                for part, entire, output in self._unwritten:
+                    part.write(entire, output)
+                    if stream != self._home:
+                        output.record_stream(stream)
+            self._unwritten = ()
         return self._entire
 
     @staticmethod
@@ -281,11 +315,12 @@ class Unit:
             for other in self.ahead_backward:
                 other.gather()
             if not self.ahead_backward:
-                self.context.gather_ahead(self, reversed(self.context.order), lambda other: other.recorded and other._entire is None)
+                self.context.gather_ahead(self, reversed(self.context.order),
+                                          lambda other: other.recorded and other._entire is None and other.is_gathered_back)
 
     def reshard(self):
         """Frees the entire parameters."""
-        entire, self._entire, self.is_kept = self._entire, None, False
+        entire, self._entire, self.is_kept, self._unwritten = self._entire, None, False, ()
         if entire is None:
             return
         if not self._streams:
@@ -305,13 +340,15 @@ class Unit:
         if not trained or not _core.is_grad_enabled():
             return entire
         parts_trained = [part for part, _ in trained]
-        found = iter(_Gather.apply(self, [tensor for _, tensor in trained], parts_trained, *(part.parameter for part in parts_trained)))
+        found = iter(_Gather.apply(self, [tensor for _, tensor in trained], parts_trained, *(part.local for part in parts_trained)))
         return [next(found) if part.is_trained else tensor for part, tensor in zip(parts, entire)]
 
     def swap(self):
         """Gives the modules the entire parameters."""
         if self._swapped is None:
             used = {id(part.parameter): one for part, one in zip(self.parts(), self._used())}
+            for one in used.values():
+                one._is_param = True
             self._swapped = self.places()
             for own, name, parameter in self._swapped:
                 own[name] = used[id(parameter)]
@@ -378,10 +415,16 @@ class Unit:
     def take(self, work, gradients):
         """Adds reduced gradients to those of the parameters."""
         work.wait()
+        is_replicated = self.replicas is not None and self.all_reduces
+        ranks = self.group.size() * (self.replicas.size() if is_replicated else 1)
         with no_grad():
             for part, rows in gradients:
-                if self.replicas is not None and self.all_reduces:
+                if is_replicated:
                     all_reduce(rows, ReduceOp.AVG, self.replicas)
+                if self.divisor is not None:
+                    rows.mul_(ranks / self.divisor)
+                if self.reduced_hook is not None:
+                    self.reduced_hook(rows)
                 part.take(rows)
 
 

@@ -38,7 +38,7 @@ class MixedPrecision:
 
 @dataclasses.dataclass
 class CPUOffload:
-    """Whether parameters are in the host's memory, which is left out."""
+    """Whether the ranks' parts of parameters are in the host's memory."""
 
     offload_params: bool = False
 

@@ -5,9 +5,10 @@ import contextlib
 from ... import _core
 from ...autograd import no_grad
 from ...nn.module import Module
-from .. import _check, all_reduce
-from .._group import ReduceOp
-from . import FSDPModule, MixedPrecisionPolicy, ShardedParameter, fully_shard
+from ...nn.utils import clip_grad_norm_
+from .. import _check
+from ..tensor import DTensor, ShardedParameter
+from . import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from .api import (  # noqa: F401
     BackwardPrefetch, CPUOffload, FullOptimStateDictConfig, FullStateDictConfig, LocalOptimStateDictConfig, LocalStateDictConfig, MixedPrecision,
     OptimStateDictConfig, OptimStateKeyType, ShardedOptimStateDictConfig, ShardedStateDictConfig, ShardingStrategy, StateDictConfig, StateDictSettings,
@@ -22,12 +23,11 @@ _CONFIGS = {StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateD
             StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig)}
 
 
-def _whole(value, parameter):
-    """Returns an entire tensor from this rank's rows, as the parameter is divided."""
-    if not isinstance(value, _core.Tensor) or tuple(value.shape) != tuple(parameter.shape) or not value.dim():
+def _shown(value, settings):
+    """Returns a tensor of a state: entire, this rank's rows, or the divided one."""
+    if not isinstance(value, DTensor) or settings.state_dict_type is StateDictType.SHARDED_STATE_DICT:
         return value
-    rows = parameter._like(value.detach())
-    return rows.full_tensor().detach()
+    return value.full_tensor() if settings.state_dict_type is StateDictType.FULL_STATE_DICT else value.to_local()
 
 
 class FullyShardedDataParallel(Module):
@@ -37,8 +37,6 @@ class FullyShardedDataParallel(Module):
                  mixed_precision=None, ignored_modules=None, param_init_fn=None, device_id=None, sync_module_states=False, forward_prefetch=False,
                  limit_all_gathers=True, use_orig_params=False, ignored_states=None, device_mesh=None):
         super().__init__()
-        if cpu_offload is not None and getattr(cpu_offload, "offload_params", cpu_offload):
-            raise NotImplementedError("FullyShardedDataParallel(cpu_offload=CPUOffload(offload_params=True)) is left out: parameters stay on the ranks' devices")
         if device_id is not None:
             module.to(_core.device("cuda", device_id) if isinstance(device_id, int) else device_id)
         policy = MixedPrecisionPolicy() if mixed_precision is None else MixedPrecisionPolicy(
@@ -54,8 +52,9 @@ class FullyShardedDataParallel(Module):
         self.process_group = _check("FullyShardedDataParallel", group)
         self.sharding_strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
         reshards = False if self.sharding_strategy in _KEEPING else None
+        offload = CPUOffloadPolicy() if getattr(cpu_offload, "offload_params", cpu_offload) else None
         for part in (*parts, module):
-            fully_shard(part, mesh=device_mesh, reshard_after_forward=reshards, mp_policy=policy, ignored_params=kept, group=(self.process_group, replicas))
+            fully_shard(part, mesh=device_mesh, offload_policy=offload, reshard_after_forward=reshards, mp_policy=policy, ignored_params=kept, group=(self.process_group, replicas))
         self._fsdp_wrapped_module = module
         self.mixed_precision, self.rank, self.world_size = mixed_precision, self.process_group.rank(), self.process_group.size()
         self._state_settings = StateDictSettings(StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig())
@@ -109,21 +108,8 @@ class FullyShardedDataParallel(Module):
     @no_grad()
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         """Scales gradients so that their norm over all ranks is at most `max_norm`, and returns that norm."""
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        sharded = [parameter.grad for parameter in self.parameters() if parameter.grad is not None and isinstance(parameter, ShardedParameter)]
-        norms = [_core.linalg_vector_norm(gradient.float(), norm_type) for gradient in sharded]
-        total = _core.stack(norms) if norms else _core.zeros(1)
-        if norm_type == float("inf"):
-            total = total.max()
-            all_reduce(total, ReduceOp.MAX, self.process_group)
-        else:
-            total = (total ** norm_type).sum()
-            all_reduce(total, ReduceOp.SUM, self.process_group)
-            total = total ** (1 / norm_type)
-        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale.to(gradient.dtype))
-        return total
+        total = clip_grad_norm_(self.parameters(), max_norm, norm_type)
+        return total.to_local() if isinstance(total, DTensor) else total
 
     # ---- States ---------------------------------------------------------------------------------------------------
 
@@ -134,13 +120,9 @@ class FullyShardedDataParallel(Module):
         made = {} if destination is None else destination
         is_left_out = getattr(settings.state_dict_config, "rank0_only", False) and self.rank != 0
         for name, value in found.items():
-            if isinstance(value, ShardedParameter) and settings.state_dict_type is StateDictType.FULL_STATE_DICT:
-                value = value.full_tensor()
-            elif isinstance(value, ShardedParameter) and settings.state_dict_type is StateDictType.LOCAL_STATE_DICT:
-                value = value.to_local()
-            value = value if isinstance(value, ShardedParameter) or not isinstance(value, _core.Tensor) else value.detach()
+            value = _shown(value.detach(), settings) if isinstance(value, _core.Tensor) else value
             if not is_left_out:
-                made[prefix + name] = value.cpu() if settings.state_dict_config.offload_to_cpu and not isinstance(value, ShardedParameter) else value
+                made[prefix + name] = value.cpu() if settings.state_dict_config.offload_to_cpu and isinstance(value, _core.Tensor) else value
         return made
 
     @no_grad()
@@ -153,10 +135,10 @@ class FullyShardedDataParallel(Module):
                                f"state_dict: {unexpected}.")
         for name, value in state_dict.items():
             target = own.get(name)
-            if isinstance(target, ShardedParameter) and tuple(value.shape) == target._full_shape and not isinstance(value, ShardedParameter):
-                value = target._own_part(value)
-            if target is not None:
-                target.data.copy_(value.data if isinstance(value, ShardedParameter) else value)
+            if isinstance(target, DTensor):
+                target._local.copy_(target._part(value, target.placements))
+            elif target is not None:
+                target.copy_(value)
         from ...nn._states import _IncompatibleKeys
         return _IncompatibleKeys(missing, unexpected)
 
@@ -196,8 +178,7 @@ class FullyShardedDataParallel(Module):
             for parameter in entry["params"]:
                 state = optim.state.get(parameter)
                 if state:
-                    is_whole = isinstance(parameter, ShardedParameter) and settings.state_dict_type is StateDictType.FULL_STATE_DICT
-                    found[names[id(parameter)]] = {key: _whole(value, parameter) if is_whole else value for key, value in state.items()}
+                    found[names[id(parameter)]] = {key: _shown(value, settings) for key, value in state.items()}
         groups = [{**entry, "params": [names[id(parameter)] for parameter in entry["params"]]} for entry in optim.param_groups]
         if getattr(settings.optim_state_dict_config, "rank0_only", False) and model.rank != 0:
             return {}
@@ -215,10 +196,7 @@ class FullyShardedDataParallel(Module):
         state = {}
         for name, values in optim_state_dict["state"].items():
             parameter = parameters[name]
-            state[numbers[id(parameter)]] = {
-                key: parameter._own_part(value).clone()
-                if isinstance(parameter, ShardedParameter) and isinstance(value, _core.Tensor) and value.dim() and tuple(value.shape) == parameter._full_shape
-                else value for key, value in values.items()}
+            state[numbers[id(parameter)]] = {key: parameter._state(value) for key, value in values.items()} if isinstance(parameter, DTensor) else values
         groups = [{**entry, "params": [numbers[id(parameters[name])] for name in entry["params"]]} for entry in optim_state_dict["param_groups"]]
         made = {"state": state, "param_groups": groups}
         if load_directly:
@@ -246,7 +224,8 @@ class FullyShardedDataParallel(Module):
                 whole = part._parameters[name].detach()
                 part._parameters[name] = parameter
                 if writeback:
-                    parameter.data.copy_(parameter._own_part(whole))
+                    with no_grad():
+                        parameter._local.copy_(parameter._part(whole, parameter.placements))
 
     @staticmethod
     def fsdp_modules(module, root_only=False):

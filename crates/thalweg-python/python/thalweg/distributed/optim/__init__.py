@@ -2,15 +2,28 @@
 
 from ... import _core
 from ..._left_out import attributes
+from ...nn._joining import Join, Joinable, JoinHook
 from ...optim.optimizer import Optimizer
 from .. import _check, broadcast
 
 
-class ZeroRedundancyOptimizer(Optimizer):
+class _FollowedSteps(JoinHook):
+    """The collectives of an optimizer on a rank whose loop has ended."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def main_hook(self):
+        """Steps this rank's share of the parameters."""
+        self._optimizer.step()
+
+
+class ZeroRedundancyOptimizer(Optimizer, Joinable):
     """An optimizer whose states are spread over ranks: each rank steps its share of the parameters, and sends them to the others."""
 
     def __init__(self, params, optimizer_class, process_group=None, parameters_as_bucket_view=False, overlap_with_ddp=False, **defaults):
         super().__init__(params, defaults)
+        Joinable.__init__(self)
         self._group = _check("ZeroRedundancyOptimizer", process_group)
         self._defaults, self._class = defaults, optimizer_class
         self._owners = _shares(self._parameters(), self._group.size())
@@ -30,12 +43,27 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     def step(self, closure=None, **kwargs):
         """Steps this rank's share of the parameters, and receives the others."""
+        Join.notify_join_context(self)
         for own, group in zip(self.optim.param_groups, self.param_groups):
             own.update({name: value for name, value in group.items() if name != "params"})
         loss = self.optim.step(closure, **kwargs) if closure is not None else self.optim.step(**kwargs)
         for parameter in self._parameters():
             broadcast(parameter.detach(), group=self._group, group_src=self._owners[id(parameter)])
         return loss
+
+    def join_hook(self, **kwargs):
+        """Returns the collectives of a rank whose loop has ended."""
+        return _FollowedSteps(self)
+
+    @property
+    def join_device(self):
+        """The device of the parameters."""
+        return self._parameters()[0].device
+
+    @property
+    def join_process_group(self):
+        """The group of the ranks."""
+        return self._group
 
     def consolidate_state_dict(self, to=0):
         """Sends the states of all ranks to one of them, which can then call `state_dict`."""

@@ -11,8 +11,8 @@ import types
 from ... import _core, _external, _torch_functions
 from .. import all_gather_object
 from .._placements import Partial, Placement, Replicate, Shard, _StridedShard
-from ..device_mesh import DeviceMesh, init_device_mesh
-from ._placing import is_divided, placed, redistributed, used_in_parts
+from ..device_mesh import DeviceMesh, _of_file, init_device_mesh
+from ._placing import is_divided, parts_of, redistributed, used_in_parts
 
 __all__ = ["DTensor", "DeviceMesh", "Partial", "Placement", "Replicate", "Shard", "distribute_module", "distribute_tensor", "empty", "full",
            "init_device_mesh", "ones", "rand", "randn", "zeros"]
@@ -57,6 +57,27 @@ class DTensor(Tensor):
             raise RuntimeError("Can not redistribute to Partial, redistributing to Partial is for internal use only!")
         return made(redistributed(self._local, mesh, self.placements, placements), mesh, placements, self.shape)
 
+    def __repr__(self):
+        return f"DTensor(local_tensor={self._local.detach()}, device_mesh={self.device_mesh}, placements={self.placements})"
+
+    @property
+    def _handle(self):
+        """The tensor that has the properties of this rank's part."""
+        return self._local
+
+    @property
+    def _outer(self):
+        """The tensor that has the sizes of the entire one."""
+        return self
+
+    def _part(self, value, placements):
+        """Returns this rank's part of another tensor, which is divided or entire, for the placements."""
+        if not isinstance(value, DTensor):
+            return parts_of(value, self.device_mesh, placements) if tuple(value.shape) == tuple(self.shape) else value
+        if value.device_mesh != self.device_mesh:
+            return parts_of(value.full_tensor(), self.device_mesh, placements)
+        return redistributed(value._local, self.device_mesh, value.placements, placements)
+
     @property
     def _spec(self):
         return types.SimpleNamespace(mesh=self.device_mesh, placements=self.placements)
@@ -75,14 +96,15 @@ class DTensor(Tensor):
     def __deepcopy__(self, memo):
         if id(self) not in memo:
             local = self._local.detach().clone().requires_grad_(self._local.requires_grad)
-            memo[id(self)] = _with_attributes(made(local, self.device_mesh, self.placements, self.shape), self)
+            memo[id(self)] = made(local, self.device_mesh, self.placements, self.shape)
         return memo[id(self)]
 
+    def _as_parameter(self, requires_grad):
+        """Returns the tensor as a parameter."""
+        return ShardedParameter(self._local.detach(), self.device_mesh, self.placements, self.shape, requires_grad)
 
-def _with_attributes(tensor, other):
-    if getattr(other, "_is_param", False):
-        tensor._is_param = True
-    return tensor
+    def __reduce_ex__(self, protocol):
+        return made, (self._local.detach(), self.device_mesh, self.placements, tuple(self.shape))
 
 
 def _size():
@@ -96,11 +118,11 @@ def _normal(placements, mesh, rank):
     return tuple(dataclasses.replace(one, dim=one.dim % rank) if is_divided(one) and one.dim < 0 else one for one in placements)
 
 
-def made(local, mesh, placements, shape):
-    """Returns a rank's part as a divided tensor."""
+def made(local, mesh, placements, shape, like=None):
+    """Returns a rank's part as a divided tensor. `like` may be a tensor without memory that has the shape."""
     _external.expected()
     with _torch_functions.DisableTorchFunction():
-        outer = Tensor.as_subclass(_core.empty(list(shape), dtype=local.dtype, device="meta"), DTensor)
+        outer = Tensor.as_subclass(_core.empty(list(shape), dtype=local.dtype, device="meta") if like is None else like, DTensor)
     outer.__dict__.update(_local=local, device_mesh=mesh, placements=tuple(placements))
     return outer
 
@@ -132,11 +154,9 @@ def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_ran
         for dim in range(mesh.ndim):
             broadcast(local, group=mesh.get_group(dim), group_src=src_data_rank)
     for dim, placement in enumerate(placements):
-        if is_divided(placement):
-            local = placed(local, placement, mesh.get_local_rank(dim), mesh.size(dim))
-        elif placement.is_partial():
+        if placement.is_partial():
             raise RuntimeError(f"Trying to distribute tensor with unsupported placements {placement} on device mesh dimension {dim}!")
-    local = local.clone(memory_format=_core.contiguous_format)
+    local = parts_of(local, mesh, placements).clone(memory_format=_core.contiguous_format)
     return made(local.requires_grad_(tensor.requires_grad), mesh, placements, shape)
 
 
@@ -161,19 +181,21 @@ def distribute_module(module, device_mesh=None, partition_fn=None, input_fn=None
     return module
 
 
-_OWN = frozenset(("shape", "dtype", "ndim", "layout", "size", "dim", "numel", "nelement", "stride", "is_floating_point", "is_complex", "element_size",
-                  "itemsize", "__hash__", "__len__", "is_sparse", "is_quantized"))
-_OF_PART = frozenset(("device", "requires_grad", "is_leaf", "grad_fn", "is_cuda", "is_meta", "is_cpu", "get_device", "retains_grad", "_version"))
+_OF_ENTIRE = frozenset(("shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "stride", "__len__", "is_contiguous"))
+_OF_PART = frozenset((
+    "device", "requires_grad", "is_leaf", "grad_fn", "is_cuda", "is_meta", "is_cpu", "get_device", "retains_grad", "_version", "dtype", "layout",
+    "is_floating_point", "is_complex", "is_signed", "element_size", "itemsize", "is_sparse", "is_quantized", "data_ptr", "untyped_storage", "storage_offset",
+    "is_pinned", "is_shared", "share_memory_", "record_stream"))
 
 
 def _called(func, args, kwargs):
     """Returns the result of a function of divided tensors."""
     name = getattr(func, "__name__", "")
     owner = _torch_functions.property_name(func) or name
-    if owner in _OWN:
-        with _torch_functions.SubclassesOff():
-            return func(*args, **kwargs)
     x = args[0] if args else None
+    if owner in _OF_ENTIRE:
+        with _torch_functions.SubclassesOff():
+            return func(x._outer, *args[1:], **kwargs)
     if owner in ("grad", "_grad", "data") and name in ("__get__", "__set__"):
         return _part_read(x, owner) if name == "__get__" else _part_written(x, owner, args[1])
     if owner in _OF_PART:
@@ -181,7 +203,8 @@ def _called(func, args, kwargs):
     if owner in ("T", "mT", "H", "mH"):
         return x.transpose(-2, -1) if x.dim() > 1 else x
     if name in ("requires_grad_", "retain_grad", "detach_"):
-        func(x._local, *args[1:], **kwargs)
+        with _torch_functions.SubclassesOff():
+            func(x._handle, *args[1:], **kwargs)
         return None if name == "retain_grad" else x
     if name == "backward":
         gradient = args[1] if len(args) > 1 else kwargs.pop("gradient", None)
@@ -190,9 +213,9 @@ def _called(func, args, kwargs):
     if name == "register_hook":
         hook = args[1]
         return x._local.register_hook(lambda gradient: _local_of(hook(made(gradient, x.device_mesh, _of_gradient(x), x.shape))))
-    if name in ("__repr__", "__str__", "__format__"):
-        return f"DTensor(local_tensor={x._local}, device_mesh={x.device_mesh}, placements={x.placements})"
-    if name in ("tolist", "item", "numpy", "__bool__", "__float__", "__int__", "__array__", "is_nonzero", "__index__", "equal", "allclose"):
+    if name == "__format__" and x.dim():
+        return repr(x)
+    if name in ("__format__", "tolist", "item", "numpy", "__bool__", "__float__", "__int__", "__array__", "is_nonzero", "__index__", "equal", "allclose"):
         args = [value.full_tensor() if isinstance(value, DTensor) else value for value in args]
         return func(*args, **kwargs)
     from . import _rules
@@ -243,4 +266,8 @@ _types = types.ModuleType(f"{__name__}.placement_types", "Placements of the part
 vars(_types).update(Placement=Placement, Shard=Shard, Replicate=Replicate, Partial=Partial, _Partial=Partial, _StridedShard=_StridedShard)
 sys.modules[_types.__name__] = placement_types = _types
 
-from . import experimental  # noqa: E402
+from ._parameter import ShardedParameter  # noqa: E402
+from ..._objects import know  # noqa: E402
+
+know(_of_file, Partial, Replicate, Shard, ShardedParameter, _StridedShard, made)
+from . import experimental  # noqa: E402,F401

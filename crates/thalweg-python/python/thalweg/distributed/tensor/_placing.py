@@ -39,6 +39,14 @@ def placed(tensor, placement, place, count):
     return _core.cat([part_of(group, placement.dim, place, count) for group in groups], placement.dim)
 
 
+def parts_of(tensor, mesh, placements):
+    """Returns this rank's part of an entire tensor."""
+    for dim, placement in enumerate(placements):
+        if is_divided(placement):
+            tensor = placed(tensor, placement, mesh.get_local_rank(dim), mesh.size(dim))
+    return tensor
+
+
 def own_part(tensor, placement, group):
     """Returns this rank's part of a dimension, in memory of its own."""
     return placed(tensor.detach(), placement, group.rank(), group.size()).contiguous()

@@ -10,8 +10,9 @@ import threading
 
 from ... import _core, _torch_functions
 from ..._kinds import LIKE, LINEAR, OF_ELEMENTS, name_of
+from .._collectives import broadcast
 from .._placements import Partial, Replicate, Shard, _StridedShard
-from ._placing import is_divided, redistributed, used_in_parts
+from ._placing import is_divided, parts_of, redistributed, used_in_parts
 
 Tensor = _core.Tensor
 
@@ -22,7 +23,10 @@ class _Local(threading.local):
 
 
 local = _Local()
-_IN_PLACE = frozenset(f"{name}_" for name in (*OF_ELEMENTS, "add", "sub", "neg", "zero", "normal", "uniform"))
+_IN_PLACE = frozenset(f"{name}_" for name in (*OF_ELEMENTS, "add", "sub", "neg", "zero"))
+# Draws of numbers: they are those of the first rank for the entire tensor, so that they are the numbers that one rank would have.
+_DRAWS = frozenset("normal_ uniform_ bernoulli_ exponential_ geometric_ log_normal_ cauchy_ random_ rand_like randn_like randint_like".split())
+_NEW = frozenset("new_empty new_zeros new_ones new_full new_tensor".split())
 
 
 def _located(placement, rank, own):
@@ -30,13 +34,12 @@ def _located(placement, rank, own):
     return Shard(placement.dim + rank - own) if isinstance(placement, Shard) else placement
 
 
-def _beside(value, place, target, rank, is_part):
-    """Returns the placement that an argument must have so that the result has the placement `target`. `is_part` states
-    that other arguments are in parts."""
-    placement, own = value.placements[place], value.dim()
+def _beside(value, place, target, shape):
+    """Returns the placement that an argument must have so that the result, of a shape, has the placement `target`."""
+    placement = value.placements[place]
     if is_divided(target):
-        dim = target.dim - (rank - own)
-        return dataclasses.replace(target, dim=dim) if dim >= 0 and value.shape[dim] != 1 else Replicate()
+        dim = target.dim - (len(shape) - value.dim())
+        return dataclasses.replace(target, dim=dim) if dim >= 0 and value.shape[dim] == shape[target.dim] else Replicate()
     return placement if placement == target else Replicate()
 
 
@@ -73,13 +76,18 @@ class Call:
         return made(local, self.mesh, placements, shape)
 
 
-def of_elements(call, is_linear):
-    """Returns the result of a function of single elements: the arguments are placed as the first that is in parts."""
+def _check_plain(call):
+    """Refuses plain tensors of several elements beside divided ones."""
     if any(value.dim() and value.numel() != 1 for value in call.plain):
         raise RuntimeError(f"{name_of(call.func)}: got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed "
                            "operators!")
+
+
+def of_elements(call, is_linear):
+    """Returns the result of a function of single elements: the arguments are placed as the first that is in parts."""
+    _check_plain(call)
     shape = _broadcast([value.shape for value in call.values + call.plain])
-    rank, count = len(shape), len(call.values)
+    rank = len(shape)
     targets, wanted = [], {id(value): [] for value in call.values}
     for place in range(call.mesh.ndim):
         placements = [_located(value.placements[place], rank, value.dim()) for value in call.values]
@@ -93,7 +101,7 @@ def of_elements(call, is_linear):
             target = Replicate()
         targets.append(target)
         for value in call.values:
-            wanted[id(value)].append(_beside(value, place, target, rank, count > 1))
+            wanted[id(value)].append(_beside(value, place, target, shape))
     return call.made(call.of_parts(_parts(call, wanted, targets)), targets, shape)
 
 
@@ -121,11 +129,37 @@ def _broadcast(shapes):
 
 def in_place(call):
     """Writes a tensor in place: other arguments are placed as it is."""
+    _check_plain(call)
     target, *_ = call.args
-    rank = target.dim()
-    wanted = {id(value): [_beside(value, place, target.placements[place], rank, True) for place in range(call.mesh.ndim)] for value in call.values}
+    wanted = {id(value): [_beside(value, place, target.placements[place], target.shape) for place in range(call.mesh.ndim)] for value in call.values}
     wanted[id(target)] = list(target.placements)
     call.of_parts(_parts(call, wanted, target.placements))
+    return target
+
+
+def written(call, target):
+    """Writes a tensor, by a function that each rank computes for the entire one."""
+    _check_plain(call)
+    whole = [Replicate()] * call.mesh.ndim
+    parts = {id(value): redistributed(value._local, call.mesh, value.placements, whole) for value in call.values}
+    call.of_parts(parts)
+    if any(map(is_divided, target.placements)):
+        target._local.copy_(redistributed(parts[id(target)], call.mesh, whole, target.placements))
+    return target
+
+
+def drawn(call):
+    """Returns a tensor of random numbers, or the one that a draw writes."""
+    target, = call.values
+    placements = [Replicate() if isinstance(one, Partial) else one for one in target.placements]
+    found = call.of_parts({id(target): target._local.new_empty(list(target.shape))})
+    if not found.is_meta:
+        for dim in range(call.mesh.ndim):
+            broadcast(found, group=call.mesh.get_group(dim), group_src=0)
+    part = parts_of(found, call.mesh, placements)
+    if name_of(call.func).endswith("_like"):
+        return call.made(part.contiguous(), placements, target.shape)
+    target._local.copy_(part)
     return target
 
 
@@ -277,12 +311,19 @@ def result_of(kind, func, args, kwargs):
     if local.takes_plain:
         args, kwargs = _all_divided(kind, args, kwargs)
     call, name = Call(kind, func, args, kwargs), name_of(func)
-    if name in RULES:
+    if name in RULES and "out" not in kwargs:
         # The rules divide a dimension once.
         is_strided = any(isinstance(one, _StridedShard) for value in call.values for one in value.placements)
         return call.entire() if is_strided else RULES[name](call)
-    if name in _IN_PLACE and isinstance(args[0], kind):
-        return in_place(call)
+    if name in _DRAWS:
+        return drawn(call)
+    if name in _NEW and isinstance(args[0], kind):
+        found = call.of_parts({id(value): value._local for value in call.values})
+        return call.made(found, [Replicate()] * call.mesh.ndim, found.shape)
+    if (name.endswith("_") and not name.endswith("__") or name == "__setitem__") and isinstance(args[0], kind):
+        return in_place(call) if name in _IN_PLACE else written(call, args[0])
+    if isinstance(kwargs.get("out"), kind):
+        return written(call, kwargs["out"])
     if name in LINEAR or name in OF_ELEMENTS:
         return of_elements(call, name in LINEAR)
     if name in LIKE:

@@ -1,7 +1,6 @@
 """Helpers for training (`torch.nn.utils`)."""
 
 import inspect
-import math
 import warnings
 
 from ... import _core, _external
@@ -11,7 +10,7 @@ from . import rnn
 
 def _listed(parameters):
     parameters = [parameters] if isinstance(parameters, _core.Tensor) else list(parameters)
-    return [parameter for parameter in parameters if parameter.grad is not None]
+    return [parameter for parameter in parameters if _external.own_gradient(parameter) is not None]
 
 
 def clip_grad_norm(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
@@ -25,46 +24,15 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     parameters = _listed(parameters)
     if not parameters:
         return _core.tensor(0.0)
-    norm_type = float(norm_type)
-    if any(hasattr(parameter, "_full_shape") for parameter in parameters):
-        return _clip_sharded(parameters, max_norm, norm_type, error_if_nonfinite)
-    is_plain = not any(parameter.is_complex() or _external.may_exist and type(parameter.grad) is not _core.Tensor for parameter in parameters)
-    if norm_type > 0 and not error_if_nonfinite and is_plain:
-        return _core._clip_grad_norm(parameters, float(max_norm), norm_type)
-    norm = get_total_norm([parameter.grad for parameter in parameters], norm_type, error_if_nonfinite)
+    norm = _total_norm([parameter.grad for parameter in parameters], float(norm_type), error_if_nonfinite)
     clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
-
-
-def _clip_sharded(parameters, max_norm, norm_type, error_if_nonfinite):
-    """Scales gradients that are divided among ranks, so that their total norm is at most a given number, and returns
-    the norm before."""
-    from ... import distributed
-    from ...distributed.tensor import DTensor
-    # A part that several ranks have counts once.
-    of_share = {}
-    for parameter in parameters:
-        share = math.prod(group.size() for placement, group in getattr(parameter, "_parts", ()) if placement.is_shard())
-        of_share.setdefault(share, []).append(parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad.detach())
-    norms = _core.stack([_core._total_norm(gradients, norm_type).float() for gradients in of_share.values()])
-    if norm_type == float("inf"):
-        total = norms.max()
-        distributed.all_reduce(total, distributed.ReduceOp.MAX)
-    else:
-        shares = _core.tensor(list(of_share), device=norms.device)
-        total = (norms ** norm_type * shares / distributed.get_world_size()).sum()
-        distributed.all_reduce(total)
-        total = total ** (1.0 / norm_type)
-    if error_if_nonfinite and not total.isfinite():
-        raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped.")
-    _core._clip_grads_with_norm(parameters, float(max_norm), total)
-    return total
 
 
 def clip_grad_value_(parameters, clip_value, foreach=None):
     """Clamps gradients to ± a number."""
     parameters = _listed(parameters)
-    if _external.may_exist and any(type(parameter.grad) is not _core.Tensor for parameter in parameters):
+    if _external.may_exist and any(type(_external.own_gradient(parameter)) is not _core.Tensor for parameter in parameters):
         for parameter in parameters:
             parameter.grad.clamp_(-clip_value, clip_value)
     elif parameters:
@@ -97,18 +65,38 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
     tensors, norm_type = [tensors] if isinstance(tensors, _core.Tensor) else list(tensors), float(norm_type)
     if not tensors:
         return _core.tensor(0.0)
-    norms = _core.stack([_core.linalg_vector_norm(tensor.detach(), norm_type) for tensor in tensors])
-    total = _core.linalg_vector_norm(norms, norm_type)
+    total, dtype = _total_norm(tensors, norm_type, error_if_nonfinite), tensors[0].dtype
+    is_half = dtype in (_core.float16, _core.bfloat16) and all(tensor.dtype is dtype for tensor in tensors)
+    return total.to(dtype) if is_half else total
+
+
+def _total_norm(tensors, norm_type, error_if_nonfinite):
+    """Returns the norm of tensors taken together, which may be divided among ranks."""
+    if _external.may_exist and any(hasattr(tensor, "_outer") for tensor in tensors):
+        from ...distributed.tensor._norms import total_norm
+        total = total_norm(tensors, norm_type, _norm_of_plain)
+    else:
+        total = _norm_of_plain(tensors, norm_type)
     if error_if_nonfinite and not total.isfinite().item():
         raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. To disable this "
                            "error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`")
     return total
 
 
+def _norm_of_plain(tensors, norm_type):
+    """Returns the norm of all tensors taken together, by one launch if they are plain ones."""
+    if norm_type > 0 and all(type(tensor) is _core.Tensor for tensor in tensors):
+        return _core._total_norm(tensors, norm_type)
+    return _core.linalg_vector_norm(_core.stack([_core.linalg_vector_norm(tensor.detach(), norm_type) for tensor in tensors]), norm_type)
+
+
 def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
     """Scales gradients so that their total norm is at most a given number."""
+    parameters = _listed(parameters)
+    if parameters and (not _external.may_exist or all(type(_external.own_gradient(parameter)) is _core.Tensor for parameter in parameters)):
+        return _core._clip_grads_with_norm(parameters, float(max_norm), total_norm._local if hasattr(total_norm, "_outer") else total_norm)
     factor = (float(max_norm) / (total_norm + 1e-6)).clamp_max(1.0)
-    for parameter in _listed(parameters):
+    for parameter in parameters:
         gradient = parameter.grad.detach()
         gradient.mul_(factor.to(gradient.dtype))
 

@@ -11,9 +11,8 @@ from ...._left_out import attributes
 from ....nn.layers import Embedding, Linear
 from ..._functional_collectives import Change, gathered, reduced, scattered
 from ..._placements import Replicate, Shard
-from ...fsdp import ShardedParameter, sum_over
-from .. import DTensor
-from .._placing import part_of
+from .. import DTensor, ShardedParameter
+from .._placing import padded, part_of
 
 __all__ = ["ColwiseParallel", "ParallelStyle", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel",
            "parallelize_module"]
@@ -44,18 +43,26 @@ def _summed(tensor, placement, group):
     return Change.apply(tensor, lambda value: scattered(value, "sum", dim, group), lambda gradient: gathered(gradient, dim, group))
 
 
-def _placed(tensor, source, target, group):
-    """Returns a rank's part of a tensor that all ranks compute alike, in another placement."""
+def _placed(tensor, source, target, group, extent=None):
+    """Returns a rank's part of a tensor that all ranks compute alike, in another placement. The extent is that of the dimension that the ranks
+    have divided, if their parts may differ in size."""
     if isinstance(tensor, DTensor):
         return tensor.redistribute(placements=[target]).to_local()
     source, target = (Shard(one.dim % tensor.dim()) if isinstance(one, Shard) else one for one in (source, target))
     if source == target or not isinstance(tensor, Tensor):
         return tensor
     if isinstance(source, Shard):
-        tensor = Change.apply(tensor, lambda value: gathered(value, source.dim, group), lambda gradient: _part(gradient, source.dim, group))
+        tensor = Change.apply(tensor, lambda value: _together(value, source.dim, group, extent), lambda gradient: _part(gradient, source.dim, group))
     if isinstance(target, Shard):
         tensor = Change.apply(tensor, lambda value: _part(value, target.dim, group), lambda gradient: gathered(gradient, target.dim, group))
     return tensor
+
+
+def _together(tensor, dim, group, extent):
+    """Returns the parts of all ranks, one after another."""
+    if extent is None or extent % group.size() == 0:
+        return gathered(tensor, dim, group)
+    return gathered(padded(tensor, dim, -(-extent // group.size())), dim, group).narrow(dim, 0, extent)
 
 
 def _local(value, layout):
@@ -78,7 +85,21 @@ def _divide(module, name, dim, mesh):
     whole = parameter.detach().clone()
     broadcast(whole, group=group, group_src=0)
     part = whole if dim is None else part_of(whole, dim, group.rank(), group.size()).clone()
-    module._parameters[name] = ShardedParameter(part, group, parameter.shape, mesh, parameter.requires_grad, Replicate() if dim is None else Shard(dim))
+    module._parameters[name] = ShardedParameter(part, mesh, [Replicate() if dim is None else Shard(dim)], parameter.shape, parameter.requires_grad)
+
+
+def _compute_with_parts(module):
+    """Makes a module compute with this rank's parts of its parameters."""
+    forward = module.forward
+
+    def computed(*args, **kwargs):
+        own = dict(module._parameters)
+        module._parameters.update({name: one._local for name, one in own.items() if isinstance(one, ShardedParameter)})
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            module._parameters.update(own)
+    module.forward = computed
 
 
 class ParallelStyle:
@@ -99,15 +120,18 @@ class ColwiseParallel(ParallelStyle):
     def _apply(self, module, device_mesh):
         group = device_mesh.get_group()
         if isinstance(module, Linear):
+            extent = module.weight.shape[0]
             _divide(module, "weight", 0, device_mesh)
             _divide(module, "bias", 0, device_mesh)
             module.register_forward_pre_hook(lambda part, inputs: (_entire(_local(inputs[0], self.input_layout), self.input_layout, group), *inputs[1:]))
         elif isinstance(module, Embedding):
+            extent = module.weight.shape[1]
             _divide(module, "weight", 1, device_mesh)
         else:
             raise NotImplementedError("ColwiseParallel currently only support nn.Linear and nn.Embedding!")
+        _compute_with_parts(module)
         module.register_forward_hook(lambda part, inputs, output: _shown(
-            _placed(output, Shard(-1), self.output_layout, group), self.output_layout, device_mesh, self.is_local))
+            _placed(output, Shard(-1), self.output_layout, group, extent), self.output_layout, device_mesh, self.is_local))
         return module
 
 
@@ -137,8 +161,9 @@ class RowwiseParallel(ParallelStyle):
 
             def forward(input):
                 own = _local(input, Replicate()) - first
-                is_here = (own >= 0) & (own < module.weight.shape[0])
-                output = _core.embedding(module.weight.as_subclass(Tensor), own.clamp(0, max(module.weight.shape[0] - 1, 0)))
+                weight = module.weight.as_subclass(Tensor)
+                is_here = (own >= 0) & (own < weight.shape[0])
+                output = _core.embedding(weight, own.clamp(0, max(weight.shape[0] - 1, 0)))
                 return _summed(output * is_here.unsqueeze(-1).to(output.dtype), self.output_layout, group)
         else:
             raise NotImplementedError("RowwiseParallel currently only support nn.Linear and nn.Embedding!")
@@ -159,7 +184,8 @@ class SequenceParallel(ParallelStyle):
             parameter = module._parameters[name]
             if parameter is not None and parameter.requires_grad:
                 # Each rank has seen its part of the sequence alone.
-                sum_over(parameter, group)
+                parameter.sum_over(group)
+        _compute_with_parts(module)
         module.register_forward_pre_hook(lambda part, inputs: (_local(inputs[0], Shard(self.dim)), *inputs[1:]))
         return module
 

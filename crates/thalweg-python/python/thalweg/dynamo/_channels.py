@@ -1,0 +1,80 @@
+"""Batch normalization in a graph that is divided into a forward and a backward pass.
+
+An activation reads its input again in the backward pass. If that is the result of a batch normalization, it is computed again from the input of
+the normalization, which is saved in any case, with the mean and the deviation: `normalized_channels` is the result as a function of these. In
+the pass that has the normalization itself, it is its result; in the other one it becomes PyTorch's operators, parts of a fused loop.
+"""
+
+import operator
+
+import torch
+
+from ._nodes import call, is_call
+
+aten = torch.ops.aten
+
+_LIBRARY = torch.library.Library("thalweg_graph", "FRAGMENT")
+_LIBRARY.define("normalized_channels(Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd) -> Tensor")
+_NORMALIZED = torch.ops.thalweg_graph.normalized_channels.default
+
+
+@torch.library.register_fake("thalweg_graph::normalized_channels", lib=_LIBRARY)
+def _(input, weight, bias, mean, rstd):
+    return torch.empty_like(input)
+
+
+def rewritten(gm):
+    """Returns a graph in which the results of batch normalizations are functions of their inputs and statistics."""
+    for node in list(gm.graph.nodes):
+        if not is_call(node, aten._native_batch_norm_legit_functional.default) or not node.args[5]:
+            continue
+        parts = {user.args[1]: user for user in node.users}
+        if 0 not in parts:
+            continue
+        with gm.graph.inserting_after(node):
+            statistics = [call(gm.graph, node, operator.getitem, node, place) for place in (2, 1)][::-1]
+        with gm.graph.inserting_after(statistics[1]):
+            made = call(gm.graph, node, _NORMALIZED, *node.args[:3], *statistics)
+        made.meta["val"] = parts[0].meta["val"]
+        parts[0].replace_all_uses_with(made)
+        for place, one in zip((1, 2), statistics, strict=True):
+            if place in parts:
+                parts[place].replace_all_uses_with(one)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return gm
+
+
+def resolved(gm):
+    """Returns a pass with the results of its own batch normalizations, and those of another pass as calls of PyTorch's operators."""
+    for node in gm.graph.find_nodes(op="call_function", target=_NORMALIZED):
+        made = node.args[3].args[0] if is_call(node.args[3], operator.getitem) else None
+        with gm.graph.inserting_before(node):
+            is_own = is_call(made, aten._native_batch_norm_legit_functional.default)
+            result = call(gm.graph, node, operator.getitem, made, 0) if is_own else _computed(gm.graph, node)
+        node.replace_all_uses_with(result)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return gm
+
+
+def _computed(graph, node):
+    """Adds the calls that compute a result."""
+    x, weight, bias, *statistics = node.args
+    form, wide = x.meta["val"], statistics[0].meta["val"].dtype
+
+    def along_channels(one):
+        if one.meta["val"].dtype is not wide:
+            one = call(graph, node, aten._to_copy.default, one, dtype=wide)
+        for _ in range(form.dim() - 2):
+            one = call(graph, node, aten.unsqueeze.default, one, -1)
+        return one
+
+    mean, deviation = map(along_channels, statistics)
+    result = x if form.dtype is wide else call(graph, node, aten._to_copy.default, x, dtype=wide)
+    result = call(graph, node, aten.sub.Tensor, result, mean)
+    result = call(graph, node, aten.mul.Tensor, result, deviation)
+    for target, one in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        if one is not None:
+            result = call(graph, node, target, result, along_channels(one))
+    return result if form.dtype is wide else call(graph, node, aten._to_copy.default, result, dtype=form.dtype)

@@ -1,0 +1,20 @@
+"""Nodes of PyTorch's graphs: which calls they are, and new ones with their values."""
+
+import torch
+
+
+def is_call(node, *targets):
+    """Returns whether a value is the node of a call of one of some operators."""
+    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def call(graph, at, target, *args, **kwargs):
+    """Adds a call with its value, and with the source line that another call has in the model."""
+    made = graph.call_function(target, args, kwargs)
+    given = torch.fx.node.map_arg((args, kwargs), lambda one: one.meta["val"])
+    made.meta = {key: held for key, held in at.meta.items() if key in ("stack_trace", "nn_module_stack", "custom", "seq_nr", "partitioner_tag")}
+    leaves = torch.utils._pytree.tree_leaves(given)
+    first = next(held for held in leaves if isinstance(held, torch.Tensor))
+    with first.fake_mode:
+        made.meta["val"] = target(*given[0], **given[1])
+    return made
