@@ -415,6 +415,16 @@ def test_a_cross_entropy_reads_its_scores_once_in_each_pass(torch, dynamo):
         for one, other in zip(found, trained(torch, functools.partial(loss, **options), [], [scores]), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=lambda text: f"{options} {dynamic}: {text}")
         assert ["cross_entropy" in text and "log_softmax" not in text for text in texts[-2:]] == [is_whole] * 2, (options, texts[-2:])
+
+    def narrow(scores):
+        """Computes the loss as autocast does on a GPU: the logarithms are of 16 bits."""
+        return torch.nn.functional.nll_loss(torch.log_softmax((scores * 2).flatten(0, 1), 1).float(), target)
+
+    torch._dynamo.reset()
+    found = trained(torch, torch.compile(narrow, backend=as_gpu.backend), [], [scores])
+    for one, other in zip(found, trained(torch, loss, [], [scores]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert all("thalweg::cross_entropy" in text and "call _log_softmax" not in text for text in texts[-2:]), texts[-2:]
     with torch.no_grad():
         torch.testing.assert_close(compiled(False, reduction="sum")(scores), loss(scores, reduction="sum"))
     adapter.record = record

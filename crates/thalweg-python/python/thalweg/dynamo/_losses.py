@@ -81,18 +81,20 @@ def rewritten(gm):
 
 def _rewrite(graph, node):
     """Replaces a choice of classes from the logarithms of a softmax, and its gradient, if they are of a cross entropy."""
-    logarithms, target, weight, reduction, ignored = node.args
+    used, target, weight, reduction, ignored = node.args
+    # Under autocast the logarithms of 16 bits are widened.
+    logarithms = used.args[0] if _is_cast(used) else used
     if weight is not None or not is_call(logarithms, aten._log_softmax.default) or not all(is_call(user, operator.getitem) for user in node.users):
         return
-    scores, value = logarithms.args[0], logarithms.meta["val"]
+    scores, value = logarithms.args[0], used.meta["val"]
     is_plain = value.dim() == 2 and logarithms.args[1] in (1, -1) and value.dtype in (torch.float32, torch.float64)
     if not is_plain or target.meta["val"].dtype is not torch.int64:
         return
     gradients = [user for user in logarithms.users if is_call(user, aten._log_softmax_backward_data.default) and user.args[1] is logarithms]
     if any(_rows(gradient) is None for gradient in gradients):
         return
-    others = {node, *gradients, *(_zeros(gradient) for gradient in gradients)}
-    if not set(logarithms.users) <= others:
+    others = {node, used, *gradients, *(_zeros(gradient) for gradient in gradients)}
+    if not set(logarithms.users) | set(used.users) <= others:
         return
     with graph.inserting_before(node):
         classes = _size(graph, node, scores, 1)
@@ -115,9 +117,19 @@ def _rewrite(graph, node):
             _replace(graph, gradient, made)
 
 
+def _is_cast(node):
+    """Returns whether a value is a tensor in another dtype, and not elsewhere."""
+    return is_call(node, aten._to_copy.default) and set(node.kwargs) <= {"dtype", "layout", "device"}
+
+
+def _product(gradient):
+    """Returns the gradient of a softmax's logarithms, before it is cast to their dtype."""
+    return gradient.args[0].args[0] if _is_cast(gradient.args[0]) else gradient.args[0]
+
+
 def _rows(gradient):
     """Returns the gradient of the losses, of which the gradient of a softmax's logarithms is made; None if it is made otherwise."""
-    product = gradient.args[0]
+    product = _product(gradient)
     if not is_call(product, aten.mul.Tensor) or len(product.users) != 1 or _zeros(gradient) is None:
         return None
     chosen = [one for one in product.args if is_call(one, aten.where.self)]
@@ -126,7 +138,7 @@ def _rows(gradient):
 
 def _zeros(gradient):
     """Returns the zeros into which the gradients at the classes are put."""
-    product = gradient.args[0]
+    product = _product(gradient)
     puts = [one for one in product.args if is_call(one, aten.scatter.value)] if is_call(product, aten.mul.Tensor) else []
     zeros = puts[0].args[0] if len(puts) == 1 and puts[0].args[3] == -1.0 else None
     return zeros if is_call(zeros, aten.zeros_like.default, aten.full_like.default, aten.full.default) else None
@@ -138,8 +150,7 @@ def _narrow(graph, at, scores):
     while is_call(cast, aten.view.default, aten._unsafe_view.default):
         views.append(cast)
         cast = cast.args[0]
-    is_cast = is_call(cast, aten._to_copy.default) and set(cast.kwargs) <= {"dtype", "layout", "device"}
-    if not is_cast or cast.args[0].meta["val"].dtype not in (torch.bfloat16, torch.float16):
+    if not _is_cast(cast) or cast.args[0].meta["val"].dtype not in (torch.bfloat16, torch.float16):
         return scores
     source = cast.args[0]
     for view in reversed(views):
@@ -162,7 +173,7 @@ def _replace(graph, gradient, made):
     """Replaces the gradient of scores, which may be cast to the dtype that it has already."""
     dtype = made.meta["val"].dtype
     for user in list(gradient.users):
-        if is_call(user, aten._to_copy.default) and user.kwargs.get("dtype") is dtype and set(user.kwargs) <= {"dtype", "layout", "device"}:
+        if _is_cast(user) and user.kwargs.get("dtype") is dtype:
             user.replace_all_uses_with(made)
     if dtype is not gradient.meta["val"].dtype:
         made = call(graph, gradient, aten._to_copy.default, made, dtype=gradient.meta["val"].dtype)
