@@ -232,7 +232,7 @@ def _timm(name, size):
             except TypeError:
                 continue
             if size is TINY:
-                # Some call the function with this number.
+                # Some call dropout as a function, with this probability.
                 model.drop_rate = 0.0
             needed = None if chosen else timm.data.resolve_model_data_config(model) if getattr(model, "fixed_input_size", False) or model.default_cfg.get("fixed_input_size") else None
             return model, _images_of(size, needed["input_size"][-1] if needed else side)

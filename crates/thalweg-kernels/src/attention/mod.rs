@@ -41,11 +41,14 @@ pub const fn most_features(dtype: DType) -> u64 {
     if matches!(dtype, DType::F32) { 128 } else { 256 }
 }
 
-/// Features, bases and strides are multiples of this many elements, which one copy of 16 bytes transfers.
+/// Returns the number of elements that one copy of 16 bytes transfers: features, bases and strides are multiples of it.
 #[must_use]
 pub const fn chunk(dtype: DType) -> u64 {
     16 / dtype.size_bytes() as u64
 }
+
+/// The [`chunk`] of the dtypes that a vendor's library takes, which all have 16 bits.
+pub const CHUNK_OF_LIBRARY: u64 = chunk(DType::Bf16);
 
 /// Rows of the [sums](PerOperand) of a head are padded to a multiple of this.
 const PADDING: u64 = 128;
@@ -136,7 +139,9 @@ impl Mask {
     #[must_use]
     pub const fn is_of_library(&self, address: u64) -> bool {
         let MaskStrides { batch, head, query, key } = self.strides;
-        let is_whole = batch.is_multiple_of(8) && head.is_multiple_of(8) && query.is_multiple_of(8);
+        let is_whole = batch.is_multiple_of(CHUNK_OF_LIBRARY)
+            && head.is_multiple_of(CHUNK_OF_LIBRARY)
+            && query.is_multiple_of(CHUNK_OF_LIBRARY);
         !self.is_truth && key == 1 && is_whole && address.is_multiple_of(16)
     }
 }

@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 use thalweg_execute::{execute, library};
 use thalweg_ir::{DType, Layout};
 use thalweg_kernels::attention::{
-    Addresses, Attention, AttentionPass, Dropout, GradientPasses, KeptAddresses, KeptWeights,
-    LibraryAttention, Mask, MaskStrides, Pass, PerOperand, Strides, TensorCores, chunk,
+    Addresses, Attention, AttentionPass, CHUNK_OF_LIBRARY, Dropout, GradientPasses, KeptAddresses,
+    KeptWeights, LibraryAttention, Mask, MaskStrides, Pass, PerOperand, Strides, TensorCores, chunk,
 };
 use thalweg_runtime::{Device, Error, Label, Result, invalid, refuse, refuse_if};
 
@@ -83,7 +83,10 @@ pub(crate) fn is_mask_of_library(mask: &Tensor, query: &Tensor, key: &Tensor) ->
 
 fn is_of_library(whole: &Tensor) -> bool {
     match whole.dtype() {
-        DType::Bool => mask_strides(whole.layout()).key != 0 && whole.shape()[3].is_multiple_of(8),
+        DType::Bool => {
+            mask_strides(whole.layout()).key != 0
+                && (whole.shape()[3] as u64).is_multiple_of(CHUNK_OF_LIBRARY)
+        }
         _ => described(whole).is_of_library(whole.pointer().address()),
     }
 }

@@ -63,18 +63,19 @@ def _computed(graph, node):
     x, weight, bias, *statistics = node.args
     form, wide = x.meta["val"], statistics[0].meta["val"].dtype
 
+    def in_dtype(one, dtype):
+        return one if one.meta["val"].dtype is dtype else call(graph, node, aten._to_copy.default, one, dtype=dtype)
+
     def along_channels(one):
-        if one.meta["val"].dtype is not wide:
-            one = call(graph, node, aten._to_copy.default, one, dtype=wide)
+        one = in_dtype(one, wide)
         for _ in range(form.dim() - 2):
             one = call(graph, node, aten.unsqueeze.default, one, -1)
         return one
 
     mean, deviation = map(along_channels, statistics)
-    result = x if form.dtype is wide else call(graph, node, aten._to_copy.default, x, dtype=wide)
-    result = call(graph, node, aten.sub.Tensor, result, mean)
+    result = call(graph, node, aten.sub.Tensor, in_dtype(x, wide), mean)
     result = call(graph, node, aten.mul.Tensor, result, deviation)
     for target, one in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
         if one is not None:
             result = call(graph, node, target, result, along_channels(one))
-    return result if form.dtype is wide else call(graph, node, aten._to_copy.default, result, dtype=form.dtype)
+    return in_dtype(result, form.dtype)

@@ -118,7 +118,7 @@ def _rewrite(graph, node):
 
 
 def _is_cast(node):
-    """Returns whether a value is a tensor in another dtype, and not elsewhere."""
+    """Returns whether a node changes a tensor's dtype and nothing else."""
     return is_call(node, aten._to_copy.default) and set(node.kwargs) <= {"dtype", "layout", "device"}
 
 
