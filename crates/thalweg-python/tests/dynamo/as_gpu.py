@@ -86,7 +86,7 @@ def backend(gm, inputs):
         return _entry.compile_flat(moved(graph), examples, kind=kind)
 
     compilers = [functools.partial(compiler, kind=kind) for kind in ("forward", "backward", "inference")]
-    rewrite = functools.partial(_entry.rewritten, are_ours=lambda device: not _entry.adapter().keeps_draws())
+    rewrite = functools.partial(_entry.rewritten, is_gpu=lambda device: True)
     return _entry.adapter().aot(*compilers, decompositions, rewrite)(gm, inputs)
 
 

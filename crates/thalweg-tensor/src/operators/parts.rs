@@ -31,6 +31,10 @@ pub(super) static OPERATORS: &[OpDef] = &[
         Differentiable(random::dropout, &random::DROPOUT),
     ),
     OpDef::part(
+        "thalweg::kept(Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] size) -> Tensor",
+        Kernel(random::kept),
+    ),
+    OpDef::part(
         "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] dim) -> (Tensor, Tensor)",
         Differentiable(
             |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),

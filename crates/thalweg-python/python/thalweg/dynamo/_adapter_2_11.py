@@ -49,7 +49,7 @@ def _loops_are_fused():
     """Returns a region in which PyTorch's partitioner takes the functions of `_LOOPS` for parts of fused loops."""
     partitioners = torch._functorch.partitioners
     former, aten = partitioners.get_default_op_list, torch.ops.aten
-    loops = {getattr(aten, name) for name in _LOOPS.split() if hasattr(aten, name)} | {torch.ops.thalweg_graph.normalized_channels}
+    loops = {getattr(aten, name) for name in _LOOPS.split() if hasattr(aten, name)} | {torch.ops.thalweg_graph.normalized_channels, torch.ops.thalweg_graph.kept}
 
     def kinds():
         own = former()

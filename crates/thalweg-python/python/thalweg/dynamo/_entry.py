@@ -7,7 +7,7 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import Refused, _channels as channels, _draws as draws, _losses as losses, _report as report
+from . import Refused, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _report as report
 from ._capture import Captures
 from ._graph import Importer, takes
 from ._streams import external
@@ -56,9 +56,13 @@ def decompositions():
     return {**made, **OWN}
 
 
-def rewritten(gm, **options):
-    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: draws, losses and batch norms."""
-    return channels.rewritten(losses.rewritten(draws.rewritten(gm, **options)))
+def _is_gpu(device):
+    return device.type == "cuda"
+
+
+def rewritten(gm, is_gpu=_is_gpu):
+    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: layouts, draws, losses and batch norms."""
+    return channels.rewritten(losses.rewritten(draws.rewritten(layouts.rewritten(gm, is_gpu), is_gpu)))
 
 
 def compile_flat(gm, example_inputs, *, kind, captures=None):
