@@ -79,11 +79,11 @@ def state(like):
     return ours.draw_state(like)
 
 
-def rewritten(gm, is_gpu):
+def rewritten(gm, is_on_gpu):
     """Replaces the draws of a graph on a GPU by calls of the table."""
     graph, found = gm.graph, []
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in _DRAWS and is_gpu(_device(node)) and _DRAWS[node.target][0](node):
+        if node.op == "call_function" and node.target in _DRAWS and is_on_gpu(_value(node)) and _DRAWS[node.target][0](node):
             found.append(node)
     if not found or adapter().keeps_draws():
         return gm

@@ -7,9 +7,10 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import Refused, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _report as report
+from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _report as report, _writes as writes
 from ._capture import Captures
 from ._graph import Importer, takes
+from ._nodes import is_on_gpu
 from ._streams import external
 from ._versions import adapter
 
@@ -33,7 +34,7 @@ def compile_graph(gm, example_inputs, *, mode=None, options=None):
         raise Refused(f'the option "triton.cudagraphs" is True or False, and not {is_captured!r}')
     if options:
         raise Refused(f'the backend "thalweg" has the option "triton.cudagraphs" and no other, but got {sorted(options)}')
-    names = adapter()
+    names, gm = adapter(), attention.replaced(gm)
     captures = Captures(names) if is_captured else None
     compilers = [functools.partial(compile_flat, kind=kind, captures=captures) for kind in ("forward", "backward", "inference")]
     if is_captured:
@@ -56,13 +57,9 @@ def decompositions():
     return {**made, **OWN}
 
 
-def _is_gpu(device):
-    return device.type == "cuda"
-
-
-def rewritten(gm, is_gpu=_is_gpu):
+def rewritten(gm, is_on_gpu=is_on_gpu):
     """Changes the graph of a forward and a backward pass, or of inference, before it is divided: layouts, draws, losses and batch norms."""
-    return channels.rewritten(losses.rewritten(draws.rewritten(layouts.rewritten(gm, is_gpu), is_gpu)))
+    return channels.rewritten(losses.rewritten(draws.rewritten(layouts.rewritten(gm, is_on_gpu), is_on_gpu)))
 
 
 def compile_flat(gm, example_inputs, *, kind, captures=None):
@@ -70,6 +67,7 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     from ._code import Code
 
     gm = channels.resolved(rewritten(gm) if kind == "inference" else gm)
+    writes.early(gm.graph)
     if kind == "backward":
         adapter().keep_saved()
     importer = Importer(gm, adapter().is_left_out)

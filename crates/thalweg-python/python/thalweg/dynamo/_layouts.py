@@ -26,10 +26,10 @@ class _NotPossible(Exception):
     """The exception for a graph that keeps its order."""
 
 
-def rewritten(gm, is_gpu):
+def rewritten(gm, is_on_gpu):
     """Returns a graph whose convolutions have their channels last, if it has some for which that is faster."""
     convolutions = [node for node in gm.graph.nodes if is_call(node, *_TENSORS)]
-    if not convolutions or not all(is_gpu(_value(node.args[0]).device) and _is_faster(node) for node in convolutions):
+    if not convolutions or not all(is_on_gpu(_value(node.args[0])) and _is_faster(node) for node in convolutions):
         return gm
     try:
         graph = _Layouts(gm.graph).graph

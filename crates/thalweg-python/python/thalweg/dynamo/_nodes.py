@@ -3,6 +3,11 @@
 import torch
 
 
+def is_on_gpu(tensor):
+    """Returns whether a tensor is on a GPU."""
+    return tensor.device.type == "cuda"
+
+
 def is_call(node, *targets):
     """Returns whether a value is the node of a call of one of some operators."""
     return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target in targets
