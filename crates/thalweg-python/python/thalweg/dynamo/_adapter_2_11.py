@@ -40,7 +40,7 @@ _LOOPS = """
     celu elu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish softplus softshrink
     elu_backward glu_backward hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward
     mish_backward softplus_backward softshrink_backward
-    linalg_vector_norm max_pool2d_with_indices _log_softmax _log_softmax_backward_data native_layer_norm native_layer_norm_backward _safe_softmax _softmax _softmax_backward_data
+    linalg_vector_norm _log_softmax _log_softmax_backward_data native_layer_norm native_layer_norm_backward _safe_softmax _softmax _softmax_backward_data
 """
 
 

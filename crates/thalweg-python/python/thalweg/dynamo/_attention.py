@@ -194,12 +194,20 @@ def _is_wanted():
     return cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
 
 
+def _fit(query, key, value, enable_gqa):
+    """Returns whether queries, keys and values are of the same batches, and share heads as the table's kernel does."""
+    if not query.dim() == key.dim() == value.dim() == 4 or key.shape[1:3] != value.shape[1:3]:
+        return False
+    share_heads = enable_gqa or key.shape[1] in (1, query.shape[1])
+    return share_heads and query.shape[0] == key.shape[0] == value.shape[0]
+
+
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-    narrow = torch.get_autocast_dtype("cuda") if is_on_gpu(query) and torch.is_autocast_enabled(query.device.type) else query.dtype
+    kind = query.device.type
+    narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     q, k, v = (one.to(narrow) if one.dtype is torch.float32 else one for one in (query, key, value))
     mask = attn_mask.to(q.dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
-    is_usual = _is_wanted() and is_on_gpu(query) and query.dim() == key.dim() == value.dim() == 4 and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1])
-    if not is_usual or (is_causal and mask is not None) or not _takes(q, k, v, mask, dropout_p):
+    if not (_is_wanted() and is_on_gpu(query) and _fit(query, key, value, enable_gqa)) or (is_causal and mask is not None) or not _takes(q, k, v, mask, dropout_p):
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
     if mask is not None:

@@ -7,7 +7,7 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _report as report, _writes as writes
+from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _pools as pools, _report as report, _writes as writes
 from ._capture import Captures
 from ._graph import Importer, takes
 from ._nodes import is_on_gpu
@@ -58,8 +58,10 @@ def decompositions():
 
 
 def rewritten(gm, is_on_gpu=is_on_gpu):
-    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: layouts, draws, losses and batch norms."""
-    return channels.rewritten(losses.rewritten(draws.rewritten(layouts.rewritten(gm, is_on_gpu), is_on_gpu)))
+    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: layouts, pools, draws, losses and batch norms."""
+    for part in (layouts, pools, draws):
+        gm = part.rewritten(gm, is_on_gpu)
+    return channels.rewritten(losses.rewritten(gm))
 
 
 def compile_flat(gm, example_inputs, *, kind, captures=None):

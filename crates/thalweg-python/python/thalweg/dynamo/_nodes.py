@@ -23,3 +23,9 @@ def call(graph, at, target, *args, **kwargs):
     with first.fake_mode:
         made.meta["val"] = target(*given[0], **given[1])
     return made
+
+
+def size_of(graph, at, tensor, dimension):
+    """Returns a size of a node's tensor: a number, or a call that is added."""
+    size = tensor.meta["val"].shape[dimension]
+    return size if isinstance(size, int) else call(graph, at, torch.ops.aten.sym_size.int, tensor, dimension)

@@ -1,4 +1,4 @@
-"""Images, running statistics and masks in the graphs of PyTorch's compiler: orders in memory, writes in place, and draws that are repeated."""
+"""What is changed in the graphs of PyTorch's compiler before they are divided: the order of images, pools, running statistics, masks, and attention."""
 
 import copy
 import pathlib
@@ -74,6 +74,7 @@ def test_convolutions_have_their_channels_last_and_results_their_own_order(torch
         read = [one.meta["val"] for node in images for one in node.args[:2]]
         assert len(images) == (6 if is_training else 3) and all(one.is_contiguous(memory_format=torch.channels_last) for one in read)
         assert not any(graph.passed_on for graph in dynamo.compiled()), dynamo.compiled()
+        assert any("max_pool2d_within" in str(node.target) for node in nodes) == is_training
         for number, (one, two) in enumerate(zip(found, run(other, other), strict=True)):
             assert one.stride() == two.stride(), (number, one.stride(), two.stride())
             torch.testing.assert_close(one.float(), two.float(), rtol=0.05, atol=0.03 * float(two.abs().max()), msg=lambda text: f"{number}: {text}")
@@ -122,3 +123,43 @@ def test_masks_of_dropout_are_drawn_again_rather_than_saved(torch, dynamo):
     # What was dropped has no gradient.
     torch.testing.assert_close(layer.bias.grad, result.detach().sum(0))
     assert 0.4 < float((result == 0).float().mean()) < 0.6
+
+
+@with_pytorch
+def test_attention_is_taken_before_pytorch_chooses(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def function(q, k, v, mask, is_causal, shares):
+        return attend(q, k, v, mask, is_causal=is_causal, enable_gqa=shares) * 2
+
+    # The heads of keys, the mask, whether it is causal, and the dtype of autocast.
+    narrow, math = torch.bfloat16, torch.nn.attention.SDPBackend.MATH
+    cases = [(4, None, False, None), (2, None, True, None), (1, "bias", False, None), (4, "bool", False, narrow), (4, "grad", False, None), (4, "bias", False, narrow)]
+    for heads, kind, is_causal, dtype in cases:
+        torch._dynamo.reset()
+        dynamo.forget()
+        leaves = [torch.randn(2, count, 9, 16, requires_grad=True) for count in (4, heads, heads)]
+        mask = {None: None, "bool": torch.rand(2, 1, 9, 9) > 0.3}.get(kind, torch.randn(1, 4, 9, 9, requires_grad=kind == "grad"))
+        leaves += [mask] if kind == "grad" else []
+        found = []
+        for one in (torch.compile(function, backend=as_gpu.backend, fullgraph=True), function):
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                result = one(*leaves[:3], mask, is_causal, heads == 2)
+            found.append([result, *torch.autograd.grad(result.float().square().sum(), leaves)])
+        graphs = dynamo.compiled()
+        assert all(not graph.passed_on and graph.taken <= 8 for graph in graphs), graphs
+        for one, other in zip(*found, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape), (heads, kind, one.dtype, one.shape, other.dtype, other.shape)
+            bound = 2e-5 if dtype is None else 2e-2
+            torch.testing.assert_close(one.float(), other.float(), rtol=bound, atol=bound * float(other.detach().abs().max()))
+    # A program may ask for products, and what has other sizes is PyTorch's.
+    q = torch.randn(2, 4, 9, 16)
+    for call, taken in ((lambda q: attend(q, q, q), False), (lambda q: attend(q[0], q[0], q[0]), True), (lambda q: attend(q[..., :6], q[..., :6], q), True)):
+        with torch.nn.attention.sdpa_kernel(math) if not taken else torch.no_grad():
+            nodes, result = of_graph(lambda one=call: torch.compile(one, backend=as_gpu.backend)(q))
+            torch.testing.assert_close(result, call(q), rtol=1e-4, atol=1e-5)
+        assert not any("thalweg_graph.attention" in str(node.target) for node in nodes)
