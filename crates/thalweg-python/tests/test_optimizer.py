@@ -177,3 +177,22 @@ def test_options_are_read_from_the_constructors_code():
         assert names[:3] == ("self", "params", "lr") and "maximize" in names
     with raises(TypeError, "Adam.__init__() got an unexpected keyword argument 'rate'"):
         th.optim.Adam([th.nn.Parameter(th.ones(1))], rate=1.0)
+
+
+def test_parts_of_threads_are_those_of_a_list():
+    # Large lists are divided among threads, also within a tensor. The same elements as many small tensors have the same bits.
+    sizes = (3, 70_001, 1, 4096, 33_333)
+    values = [th.randn(size) for size in sizes]
+    gradients = [th.randn(size) for size in sizes]
+    for make in (lambda list: th.optim.AdamW(list, lr=0.1, weight_decay=0.1), lambda list: th.optim.SGD(list, lr=0.1, momentum=0.9)):
+        found = []
+        for length in (10**6, 997):
+            parts = [nn.Parameter(part.clone()) for value in values for part in value.split(length)]
+            for parameter, part in zip(parts, [part for gradient in gradients for part in gradient.split(length)], strict=True):
+                parameter.grad = part.clone()
+            optimizer = make(parts)
+            for _ in range(3):
+                optimizer.step()
+            found.append(th.cat([parameter.detach() for parameter in parts]))
+        assert th.equal(*found)
+        assert not th.equal(found[0], th.cat(values))
