@@ -16,6 +16,8 @@ from torch._guards import TracingContext
 from torch._inductor.compiler_bisector import BACKENDS, BisectSubsystem, CompilerBisector
 from torch._inductor.output_code import OutputCode
 
+from ._writes import old_values_saved
+
 __all__ = [
     "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "empty_strided", "is_left_out",
     "keeps_draws", "keep_saved", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
@@ -87,6 +89,7 @@ def aot(forward, backward, inference, decompositions, rewrite):
         with _loops_are_fused():
             passes = min_cut_rematerialization_partition(rewrite(joint), inputs, **options)
         _saved_early(passes[0].graph, options["num_fwd_outputs"])
+        old_values_saved(*passes, options["num_fwd_outputs"])
         passes[0].recompile()
         return passes
 

@@ -10,6 +10,7 @@ from thalweg import _core
 from . import Refused, _channels as channels, _draws as draws, _losses as losses, _report as report
 from ._capture import Captures
 from ._graph import Importer, takes
+from ._inlined import inlined, without_tokens
 from ._streams import external
 from ._versions import adapter
 
@@ -65,7 +66,8 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     """Returns a graph of ATen's operators as a program, which takes a list of inputs and empties it."""
     from ._code import Code
 
-    gm = channels.resolved(rewritten(gm) if kind == "inference" else gm)
+    gm = inlined(gm)
+    gm = without_tokens(channels.resolved(rewritten(gm) if kind == "inference" else gm))
     if kind == "backward":
         adapter().keep_saved()
     importer = Importer(gm, adapter().is_left_out)
