@@ -73,12 +73,14 @@ def _saved_early(graph, results):
             wanted.update(node.all_input_nodes)
     if any(isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "streams" for node in graph.nodes):
         return
-    places = {node: (place, 0) for place, node in enumerate(graph.nodes)}
+    places, tails = {node: (place, 0) for place, node in enumerate(graph.nodes)}, dict(enumerate(graph.nodes))
     for place, node in enumerate(list(graph.nodes)):
         last = max(node.all_input_nodes, key=places.get, default=None)
         if node.op == "call_function" and node not in wanted and not node.is_impure() and last is not None and last.op != "placeholder":
-            last.append(node)
-            places[node] = places[last][0], place
+            first = places[last][0]
+            # What was moved to the same place before may be an argument, too.
+            tails[first].append(node)
+            tails[first], places[node] = node, (first, place)
 
 
 def aot(forward, backward, inference, decompositions, rewrite):
