@@ -377,7 +377,7 @@ class Importer:
         """Returns the forms of a call's results, if one of them is written into memory of PyTorch's and all may be."""
         given = [(node, place) in self._given for place in range(len(values))]
         try:
-            if not any(given) or not all(is_dense(one) for one in values) or None in strides:
+            if not any(given) or node.meta.get("unbacked_bindings") or not all(is_dense(one) for one in values) or None in strides:
                 return [None] * len(values)
             return [([self._integers.of(size) for size in one.shape], calls.constant(one.dtype), is_given) for one, is_given in zip(values, given)]
         except Unknown:
