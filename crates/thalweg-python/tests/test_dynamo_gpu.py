@@ -661,3 +661,17 @@ def test_regions_that_are_compiled_once_and_effects_are_parts_of_a_program(torch
     assert seen == [0, 1, 2] * 2, seen
     passed_on = {name for graph in dynamo.compiled() for name, _ in graph.passed_on}
     assert passed_on == {"thalweg_test.see.default"}, dynamo.compiled()
+
+
+@with_pytorch
+def test_results_that_nothing_reads_may_differ_from_those_of_the_trace(torch, dynamo):
+    import as_gpu
+
+    dynamo.forget()
+    # The gradient of the input, which needs none, has no elements in the table.
+    norm, plain, x = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3), torch.randn(5, 3)
+    for backend in ("thalweg", as_gpu.backend):
+        results = [trained(torch, called, one.parameters(), [x]) for one, called in ((norm, torch.compile(norm, backend=backend)), (plain, plain))]
+        torch.testing.assert_close(*results)
+        assert len(dynamo.compiled()) == 2 and not any(graph.passed_on for graph in dynamo.compiled()), dynamo.compiled()
+        torch._dynamo.reset()

@@ -17,7 +17,7 @@ from ._casts import lists_of
 from ._constants import Constants
 from ._description import Description, places
 from ._draws import SEEDS
-from ._given import is_dense, origins, results
+from ._given import is_dense, is_read, origins, results
 from ._integers import Integers, Unknown, require
 from ._losses import CHECKED_CLASSES
 from ._scalars import by_dtype, in_order, is_a_number, is_beside, moved_of, mover, number_in, tensors_of, tensors_read
@@ -201,10 +201,14 @@ class Importer:
         if self.device.type == "cpu" and node.target in calls.OTHER_ON_CPU:
             raise PassedOn("its results on the CPU differ from those on a GPU")
         name, arguments = calls.entry_of(node.target, node.args, node.kwargs, self._is_number)
-        asked.check(name, arguments, value, self._hint)
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        for place, reason in asked.check(name, arguments, value, self._hint):
+            if is_read(node, place) or node.target._schema.is_mutable:
+                raise PassedOn(reason)
+            # What nothing reads may be otherwise in the table.
+            values[place] = None
         writes = self._written(node)
         arguments = [argument if argument is ... else self._argument(argument) for argument in arguments]
-        values = value if isinstance(value, (list, tuple)) else [value]
         slots = [self._made.slot() for _ in values]
         # What a call writes into keeps its own strides.
         is_computed = not calls.is_view(name)
