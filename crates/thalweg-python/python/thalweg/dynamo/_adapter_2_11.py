@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from torch._inductor.compiler_bisector import BACKENDS, BisectSubsystem, CompilerBisector
 from torch._inductor.output_code import OutputCode
 
-from ._writes import old_values_saved
+from ._old_values import old_values_saved
 
 __all__ = [
     "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "empty_strided", "is_left_out",
