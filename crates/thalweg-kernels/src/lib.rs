@@ -59,7 +59,7 @@ pub mod special;
 pub mod threads;
 
 pub use native::{Accesses, Native, NativeKernel, Placed, ReportIndex, Words};
-pub use operands::{cells, slice, slice_mut};
+pub use operands::{PartInput, cells, slice, slice_mut, sources_of};
 
 use thalweg_ir::DType;
 

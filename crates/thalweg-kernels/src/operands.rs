@@ -1,7 +1,8 @@
 //! The span of an operand in memory, and operands of a host function, as enum variants by dtype.
 
+use smallvec::SmallVec;
 use thalweg_driver::{DevicePointer, HostFault, HostLaunch};
-use thalweg_ir::host::{Cells, Slice, SliceMut};
+use thalweg_ir::host::{Cells, Slice, SliceMut, Source};
 use thalweg_ir::{DType, with_dtype};
 
 /// Returns the number of elements from the first to the last of an operand in memory; 0 if it has none.
@@ -43,4 +44,25 @@ pub fn slice_mut<'a>(
 ) -> Result<SliceMut<'a>, HostFault> {
     let (pointer, count) = (DevicePointer::new(address), elements as usize);
     with_dtype!(dtype, T => Ok(launch.write::<T>(pointer, count)?.into()))
+}
+
+/// An input as a thread sees it that runs a part of a launch.
+#[derive(Clone, Copy)]
+pub enum PartInput<'a> {
+    /// Elements that no part of the launch writes.
+    Slice(Slice<'a>),
+    /// The elements of an output, which the thread's own part writes.
+    Output(usize),
+}
+
+/// Returns the inputs of a run whose outputs are these cells.
+pub fn sources_of<'a>(
+    inputs: impl IntoIterator<Item = PartInput<'a>>,
+    outputs: &[Cells<'a>],
+) -> SmallVec<[Source<'a>; 8]> {
+    let source = |input| match input {
+        PartInput::Slice(slice) => Source::Slice(slice),
+        PartInput::Output(output) => Source::Cells(outputs[output]),
+    };
+    inputs.into_iter().map(source).collect()
 }

@@ -6,7 +6,7 @@
 #endif
 
 // The numbers of `Distribution`.
-enum : u32 { UNIFORM, NORMAL, DROPOUT };
+enum : u32 { UNIFORM, NORMAL, DROPOUT, KEPT };
 
 struct arguments {
     const i64* seed;
@@ -93,6 +93,11 @@ static __device__ __forceinline__ void runs(const arguments& x, const u64 seed, 
                     sincosf(part(words[r + 1], 6.283185307179586), &sine, &cosine);
                     values[r].element[v] = STORE(fmaf(radius * sine, deviation, mean));
                     values[r + 1].element[v] = STORE(fmaf(radius * cosine, deviation, mean));
+                }
+            } else if constexpr (DISTRIBUTION == KEPT) {
+                #pragma unroll
+                for (u32 r = 0; r < 4; ++r) {
+                    values[r].element[v] = part(words[r], 1.0) < f32(x.first);
                 }
             } else {
                 const f32 probability = f32(x.first);

@@ -32,18 +32,26 @@ pub enum Distribution {
     Normal,
     /// Elements of a tensor times a scale, each kept with a probability and 0 otherwise; and a mask of the kept elements.
     Dropout,
+    /// Truth values, each true with a probability: the mask of [`Dropout`](Self::Dropout) by itself.
+    Kept,
 }
 
 impl Distribution {
     /// Every distribution.
-    pub const ALL: [Self; 3] = [Self::Uniform, Self::Normal, Self::Dropout];
+    pub const ALL: [Self; 4] = [Self::Uniform, Self::Normal, Self::Dropout, Self::Kept];
 
     fn name(self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
             Self::Normal => "normal",
             Self::Dropout => "dropout",
+            Self::Kept => "kept",
         }
+    }
+
+    /// Returns the dtypes of the elements.
+    fn dtypes(self) -> &'static [DType] {
+        if self == Self::Kept { &[DType::Bool] } else { &FLOATS }
     }
 }
 
@@ -56,9 +64,9 @@ pub struct Draw {
     pub elements: u64,
     /// The number of subsequences whose words the elements take in turn, at most 2³¹.
     pub threads: u64,
-    /// Low and high, mean and deviation, or probability and scale.
+    /// Low and high, mean and deviation, or probability and scale (of truth values the probability alone).
     pub numbers: [f64; 2],
-    /// The dtype of the elements: a floating-point type.
+    /// The dtype of the elements: a floating-point type, or bool for [`Distribution::Kept`].
     pub dtype: DType,
 }
 
@@ -93,7 +101,8 @@ fn name(distribution: Distribution, dtype: DType) -> String {
 
 /// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    let all = Distribution::ALL.into_iter().flat_map(|kind| FLOATS.map(|dtype| (kind, dtype)));
+    let all =
+        Distribution::ALL.into_iter().flat_map(|kind| kind.dtypes().iter().map(move |&dtype| (kind, dtype)));
     all.map(|(kind, dtype)| (name(kind, dtype), print(kind, dtype)))
 }
 
@@ -179,7 +188,7 @@ impl NativeKernel for Placed<Draw, Operands> {
 
     fn check(&self) -> Result<(), Fault> {
         let Draw { distribution, threads, dtype, .. } = self.kernel;
-        if !FLOATS.contains(&dtype) {
+        if !distribution.dtypes().contains(&dtype) {
             return Err(Fault::new(format!("{} does not take {dtype}", distribution.name())));
         }
         Fault::unless((1..=MOST_THREADS).contains(&threads), || {
@@ -228,7 +237,15 @@ impl Placed<Draw, Operands> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (draw, at, [_]): (Draw, _, _) = arguments::unpack("random numbers", launch)?;
+    let (draw, at, [_]): (Draw, Operands, _) = arguments::unpack("random numbers", launch)?;
+    if draw.distribution == Distribution::Kept {
+        let [seed, offset, _, result, _] = at;
+        let state = [launch.read::<i64>(seed, 1)?[0], launch.read::<i64>(offset, 1)?[0]];
+        let (kept, probability) =
+            (launch.write::<u8>(result, draw.elements as usize)?, draw.numbers[0] as f32);
+        draw.each(state, |place, number| kept[place] = u8::from(number < probability));
+        return Ok(());
+    }
     with_float!("random numbers", draw.dtype, T => run::<T>(launch, &draw, at))
 }
 
@@ -268,6 +285,7 @@ fn run<T: Element>(
                 mask[place] = u8::from(kept);
             });
         }
+        Distribution::Kept => return Err(HostFault("truth values are not drawn as floats".to_owned())),
     }
     Ok(())
 }

@@ -27,8 +27,7 @@ fn _asked(
     values: Vec<Bound<'_, PyAny>>,
 ) -> PyResult<Option<Vec<Answer>>> {
     let device = run(py, Device::meta)?;
-    let writes: Option<usize> = None;
-    let results: Vec<Option<usize>> = Vec::new();
+    let (results, writes): (Vec<Option<usize>>, Vec<usize>) = Default::default();
     let call = Call::read(&(name, arguments, results, writes).into_pyobject(py)?)?;
     let values =
         values.iter().map(|value| value_of(value, &device).map(Some)).collect::<PyResult<Vec<_>>>()?;

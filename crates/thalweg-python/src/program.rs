@@ -183,7 +183,7 @@ impl Program {
             match &step.action {
                 Action::Call(call) => {
                     used.extend(call.results.iter().filter_map(|result| result.slot));
-                    used.extend(call.writes);
+                    used.extend(&call.writes);
                 }
                 Action::Integer(_, _, slot) => used.push(*slot),
                 Action::Record(slots) => used.extend(slots),

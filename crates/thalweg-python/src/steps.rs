@@ -74,8 +74,8 @@ pub struct Call {
     operands: Vec<Operand>,
     /// The results.
     pub results: Vec<CallResult>,
-    /// The slot of the tensor that the call writes.
-    pub writes: Option<usize>,
+    /// The slots of the tensors that the call writes.
+    pub writes: Vec<usize>,
 }
 
 /// A computation with integers.
@@ -261,8 +261,8 @@ type FormParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyDType>, bool);
 /// written into given memory; `None` if nothing reads it.
 type ResultParts<'py> = Option<(usize, Option<Bound<'py, PyAny>>, Option<FormParts<'py>>)>;
 
-/// The description of a call: the operator's name, arguments, results, and the argument that is written.
-type CallParts<'py> = (String, Vec<Bound<'py, PyAny>>, Vec<ResultParts<'py>>, Option<usize>);
+/// The description of a call: the operator's name, arguments, results, and the slots of the tensors that are written.
+type CallParts<'py> = (String, Vec<Bound<'py, PyAny>>, Vec<ResultParts<'py>>, Vec<usize>);
 
 impl Call {
     /// Reads a call from its parts.
@@ -304,9 +304,7 @@ impl Call {
         let memory = self.memory(values, device)?;
         let ours = &mut *values.ours;
         let mut results = self.answer(ours, memory.as_deref(), device)?;
-        if let Some(slot) = self.writes {
-            values.written.push(slot);
-        }
+        values.written.extend(&self.writes);
         for (result, place) in results.drain(..).zip(&self.results) {
             let Some(slot) = place.slot else { continue };
             ours[slot] = Some(match (result, &place.strides) {

@@ -107,7 +107,7 @@ def described(*, varying=(), is_given=False):
     made.call("exp", [Place(b)], [(e, None, None)], "exp")
     made.call("mul.Scalar", [Place(a), Place(n)], [(s, None, None)], "mul")
     made.call("add.Tensor", [Place(s), Place(e)], [(r, [5, 1], ([6, 5], thalweg.float32, True) if is_given else None)], "add")
-    made.call("add_.Scalar", [Place(b), 1], [(w, None, None)], "add_", writes=b)
+    made.call("add_.Scalar", [Place(b), 1], [(w, None, None)], "add_", writes=[b])
     v = made.slot()
     made.call("unsqueeze", [Place(r), 0], [(v, None, None)], "view")
     made.kept, made.lasting = [a, b], [a, b]

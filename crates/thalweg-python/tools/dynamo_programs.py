@@ -3,6 +3,7 @@
     PYTHONPATH=python python tools/dynamo_programs.py        needs PyTorch 2.11 (the CPU's will do)
 """
 
+import functools
 import gzip
 import json
 import pathlib
@@ -16,7 +17,7 @@ sys.path.insert(0, str(FOLDER / "dynamo"))
 import models  # noqa: E402
 import values  # noqa: E402
 
-from thalweg.dynamo import _entry, _stored, backend  # noqa: E402
+from thalweg.dynamo import _entry, _stored  # noqa: E402
 
 
 def filled(shape, seed, below=None):
@@ -39,6 +40,11 @@ class Recorder:
 
     def __init__(self, known):
         self.known, self.graphs = known, []
+
+    def backend(self, gm, inputs):
+        """Compiles a graph of Dynamo, with PyTorch's operators alone."""
+        compilers = [functools.partial(self.compile_flat, kind=kind) for kind in ("forward", "backward", "inference")]
+        return _entry.adapter().aot(*compilers, _entry.decompositions, lambda joint: joint)(gm, inputs)
 
     def compile_flat(self, gm, example_inputs, *, kind):
         importer = _entry.Importer(gm)
@@ -84,15 +90,11 @@ def recorded(make, shapes, trains, is_dynamic):
         seed += 1
         inputs.append(made.requires_grad_(trains and not is_integer))
     recorder = Recorder(known)
-    former, _entry.compile_flat = _entry.compile_flat, recorder.compile_flat
-    try:
-        with torch.set_grad_enabled(trains):
-            results = torch.compile(model, backend=backend, fullgraph=True, dynamic=is_dynamic)(*inputs)
-        if trains:
-            results = [one for one in (results if isinstance(results, tuple) else [results]) if one.requires_grad]
-            torch.autograd.backward(results, [filled(one.shape, 100 + place) for place, one in enumerate(results)])
-    finally:
-        _entry.compile_flat = former
+    with torch.set_grad_enabled(trains):
+        results = torch.compile(model, backend=recorder.backend, fullgraph=True, dynamic=is_dynamic)(*inputs)
+    if trains:
+        results = [one for one in (results if isinstance(results, tuple) else [results]) if one.requires_grad]
+        torch.autograd.backward(results, [filled(one.shape, 100 + place) for place, one in enumerate(results)])
     return {"sources": sources, "graphs": recorder.graphs}
 
 

@@ -5,17 +5,14 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::host::{Cells, Fault, HostProgram, Observer, Part, Slice, SliceMut, Source};
+use thalweg_ir::host::{Cells, Fault, HostProgram, Observer, Part, SliceMut, Source};
 use thalweg_ir::{Geometry, Kernel, LaunchArguments, OperandGeometry, Unpacked};
-use thalweg_kernels::threads::{share, threads};
-use thalweg_kernels::{Accesses, cells, slice, slice_mut};
+use thalweg_kernels::threads::{WORK_OF_A_THREAD, share, threads};
+use thalweg_kernels::{Accesses, PartInput, cells, slice, slice_mut, sources_of};
 
 use crate::accesses::{accesses, extents};
 use crate::elements::Elements;
 use crate::out_of_range::HostWords;
-
-/// The amount of work, in elements times program steps, that justifies a thread: some 30 µs, while waking one takes 5.
-const WORK_OF_A_THREAD: u64 = 100_000;
 
 /// A kernel of the loop IR as a host function.
 pub(crate) struct LoopKernel {
@@ -98,13 +95,6 @@ struct Running<'r> {
     declared: Accesses,
     /// The number of bytes that each operand spans.
     spans: SmallVec<[u64; 8]>,
-}
-
-/// An input as a thread sees it: elements that no part of the launch writes, or elements of an output that the thread's own part
-/// writes.
-enum PartInput<'a> {
-    Slice(Slice<'a>),
-    Output(usize),
 }
 
 /// A part with its operands, for one thread.
@@ -273,14 +263,7 @@ impl PartOfLaunch<'_> {
     /// Runs the part, and returns the last index that was out of range with its extent.
     fn run(self, program: &HostProgram, scalars: &[u64]) -> (Result<(), Fault>, Option<(i64, i64)>) {
         let outputs: SmallVec<[Cells<'_>; 4]> = self.outputs.into_iter().map(SliceMut::into_cells).collect();
-        let inputs: SmallVec<[Source<'_>; 8]> = self
-            .inputs
-            .into_iter()
-            .map(|input| match input {
-                PartInput::Slice(slice) => Source::Slice(slice),
-                PartInput::Output(output) => Source::Cells(outputs[output]),
-            })
-            .collect();
+        let inputs = sources_of(self.inputs, &outputs);
         let report = Cell::new(None);
         let report_index = |index, extent| report.set(Some((index, extent)));
         let observer = Observer { out_of_range: Some(&report_index), ..Observer::default() };

@@ -39,14 +39,7 @@ impl HostProgram {
     /// elements to compute, counted once per step of the program. Returns `None` if there would be fewer than two.
     #[must_use]
     pub fn parts(&self, geometry: &Geometry, least: u64, most: u64) -> Option<Vec<Part>> {
-        let steps = self
-            .0
-            .phases
-            .iter()
-            .map(|phase| phase.row.len() + phase.spread.len() + phase.point.len())
-            .sum::<usize>();
-        let work = geometry.rows().saturating_mul(geometry.points()).saturating_mul(steps as u64);
-        let wanted = (work / least).min(most);
+        let wanted = (self.work(geometry) / least).min(most);
         if wanted < 2 {
             return None;
         }
@@ -55,6 +48,15 @@ impl HostProgram {
         let bound = |part: u64| extent / wanted * part + part.min(extent % wanted);
         let part = |at| Part { dimension, first: bound(at), count: bound(at + 1) - bound(at) };
         (wanted > 1).then(|| (0..wanted).map(part).collect())
+    }
+
+    /// Returns the number of elements that a launch computes, counted once per step of the program.
+    #[must_use]
+    pub fn work(&self, geometry: &Geometry) -> u64 {
+        let of_phase =
+            |phase: &super::program::Phase| phase.row.len() + phase.spread.len() + phase.point.len();
+        let steps: usize = self.0.phases.iter().map(of_phase).sum();
+        geometry.rows().saturating_mul(geometry.points()).saturating_mul(steps as u64)
     }
 
     /// Returns the longest row dimension in which every output's elements of one coordinate precede those of the next, and its

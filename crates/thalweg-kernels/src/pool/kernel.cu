@@ -3,16 +3,25 @@
 #include "../defaults.cuh"
 #define IS_GREATEST 1
 #define IS_BACKWARD 0
+#define IS_WITHIN 0
 #define POINTS 1
+#define WIDE 8
 #endif
 #include "../shared/planes.cuh"
 
 // Converts to Sum without changing the value.
 #define INFINITE Sum(__int_as_float(0x7f800000))
 
+// The place of a window's greatest element: in its plane; or within the window, of which 255 is none.
+#if IS_WITHIN
+typedef u8 Spot;
+#else
+typedef i64 Spot;
+#endif
+
 struct arguments {
     const Element* source;
-    i64* places;
+    Spot* places;
     Element* result;
     u64 planes;
     u64 inner;
@@ -26,6 +35,7 @@ struct arguments {
     u64 divisor;
     u64 dtype;
     u64 pass;
+    u64 vector;
 };
 
 // The windows that can contain a coordinate of an axis, or the coordinates of a window: from `first` to `end` (exclusive).
@@ -153,7 +163,7 @@ static __device__ __forceinline__ void of_window(const arguments& x, const u32 (
                                 sums[i] += value;
                             } else if (value > greatest[i] || found[i] == 0x7fffffff || (value != value && greatest[i] == greatest[i])) {
                                 greatest[i] = value;
-                                found[i] = row + (start + next) * i32(x.dilation[2]);
+                                found[i] = IS_WITHIN ? (k * i32(x.kernel[1]) + j) * i32(x.kernel[2]) + start + next : row + (start + next) * i32(x.dilation[2]);
                             }
                         }
                     }
@@ -167,7 +177,7 @@ static __device__ __forceinline__ void of_window(const arguments& x, const u32 (
         const u64 place = planes[i] * windows + own;
         x.result[place] = STORE(IS_GREATEST ? greatest[i] : sums[i] / count);
         if (IS_GREATEST) {
-            x.places[place] = i64(found[i]);
+            x.places[place] = Spot(found[i]);
         }
     }
 }
@@ -198,6 +208,27 @@ static __device__ __forceinline__ void of_means(const arguments& x, const u32 (&
     }
 }
 
+// The first place of a window that is on the line of a point; none that a window has, if the window has no such line.
+static __device__ __forceinline__ i32 line_of(const arguments& x, const i32 (&at)[3], const i32 z, const i32 y) {
+    if (!IS_WITHIN) {
+        return 0;
+    }
+    const i32 deep = at[0] - start_of(x, 0, z), high = at[1] - start_of(x, 1, y);
+    const i32 k = deep / i32(x.dilation[0]), j = high / i32(x.dilation[1]);
+    const bool has_line = k * i32(x.dilation[0]) == deep && j * i32(x.dilation[1]) == high;
+    return has_line ? (k * i32(x.kernel[1]) + j) * i32(x.kernel[2]) : 256;
+}
+
+// The number of points from a first one of a line, which is in column `at`, to the place of a window's greatest element. It is negative
+// if that is on another line.
+static __device__ __forceinline__ i32 point_of(const arguments& x, const i32 place, const i32 line, const i32 column, const i32 at, const i32 first) {
+    if (!IS_WITHIN) {
+        return place - first;
+    }
+    const i32 within = place - line;
+    return u32(within) < u32(x.kernel[2]) ? start_of(x, 2, column) + within * i32(x.dilation[2]) - at : -1;
+}
+
 // Neighbouring points of a plane, from the gradients of the maxima of the windows that contain them.
 static __device__ __forceinline__ void
 of_greatest(const arguments& x, const u64 plane, const u32 channel, const i32 (&at)[3], const i32 first, const u64 own) {
@@ -216,10 +247,10 @@ of_greatest(const arguments& x, const u64 plane, const u32 channel, const i32 (&
     Sum sums[POINTS] = {};
     for (i32 z = of_z.first; z < of_z.end; ++z) {
         for (i32 y = of_y.first; y < of_y.end; ++y) {
-            const i32 row = (z * height + y) * width;
+            const i32 row = (z * height + y) * width, line = line_of(x, at, z, y);
             for (i32 column = of_x.first; column < of_x.end; ++column) {
                 const u64 window = origin + u64(u32(row + column)) * inner;
-                const i32 point = i32(x.places[window]) - first;
+                const i32 point = point_of(x, i32(x.places[window]), line, column, at[2], first);
                 if (u32(point) < u32(points)) {
                     const Sum value = LOAD(x.source[window]);
                     #pragma unroll
@@ -238,6 +269,92 @@ of_greatest(const arguments& x, const u64 plane, const u32 channel, const i32 (&
             x.result[place + u64(point) * inner] = STORE(sums[point]);
         }
     }
+}
+
+// Neighbouring channels of a window, of images whose channels are innermost.
+static __device__ __forceinline__ void of_window_wide(const arguments& x, const u32 plane, const u32 channel, const i32 (&at)[3], const u64 own) {
+    const u32 inner = u32(x.inner);
+    const u64 points = x.extents[0] * x.extents[1] * x.extents[2] * inner, windows = x.windows[0] * x.windows[1] * x.windows[2] * inner;
+    const Element* const source = x.source + plane * points + channel;
+    Sum values[WIDE];
+    i32 found[WIDE];
+    #pragma unroll
+    for (u32 v = 0; v < WIDE; ++v) {
+        values[v] = IS_GREATEST ? -INFINITE : Sum(0);
+        found[v] = 0x7fffffff;
+    }
+    const range of_z = inside(x, 0, at[0]), of_y = inside(x, 1, at[1]), of_x = inside(x, 2, at[2]);
+    for (i32 k = of_z.first; k < of_z.end; ++k) {
+        const i32 z = start_of(x, 0, at[0]) + k * i32(x.dilation[0]);
+        for (i32 j = of_y.first; j < of_y.end; ++j) {
+            const i32 row = (z * i32(x.extents[1]) + start_of(x, 1, at[1]) + j * i32(x.dilation[1])) * i32(x.extents[2]) + start_of(x, 2, at[2]);
+            const i32 line = (k * i32(x.kernel[1]) + j) * i32(x.kernel[2]);
+            for (i32 i = of_x.first; i < of_x.end; ++i) {
+                const i32 place = row + i * i32(x.dilation[2]);
+                const pack<Element, WIDE> loaded = *(const pack<Element, WIDE>*)(source + u64(u32(place)) * inner);
+                #pragma unroll
+                for (u32 v = 0; v < WIDE; ++v) {
+                    const Sum value = LOAD(loaded.element[v]);
+                    if (!IS_GREATEST) {
+                        values[v] += value;
+                    } else if (value > values[v] || found[v] == 0x7fffffff || (value != value && values[v] == values[v])) {
+                        values[v] = value;
+                        found[v] = IS_WITHIN ? line + i : place;
+                    }
+                }
+            }
+        }
+    }
+    const Sum count = IS_GREATEST ? Sum(1) : divisor(x, at[0], at[1], at[2]);
+    pack<Element, WIDE> result;
+    pack<Spot, WIDE> places;
+    #pragma unroll
+    for (u32 v = 0; v < WIDE; ++v) {
+        result.element[v] = STORE(IS_GREATEST ? values[v] : values[v] / count);
+        places.element[v] = Spot(found[v]);
+    }
+    *(pack<Element, WIDE>*)(x.result + plane * windows + own) = result;
+    if (IS_GREATEST) {
+        *(pack<Spot, WIDE>*)(x.places + plane * windows + own) = places;
+    }
+}
+
+// Neighbouring channels of a point, from the gradients of the windows that contain it.
+static __device__ __forceinline__ void of_point_wide(const arguments& x, const u32 plane, const u32 channel, const i32 (&at)[3], const i32 first, const u64 own) {
+    const u32 inner = u32(x.inner);
+    const u64 points = x.extents[0] * x.extents[1] * x.extents[2] * inner, windows = x.windows[0] * x.windows[1] * x.windows[2] * inner;
+    const i32 height = i32(x.windows[1]), width = i32(x.windows[2]);
+    const range of_z = windows_of(x, 0, at[0]), of_y = windows_of(x, 1, at[1]), of_x = windows_of(x, 2, at[2]);
+    Sum sums[WIDE] = {};
+    for (i32 z = of_z.first; z < of_z.end; ++z) {
+        for (i32 y = of_y.first; y < of_y.end; ++y) {
+            const i32 line = line_of(x, at, z, y);
+            for (i32 column = of_x.first; column < of_x.end; ++column) {
+                const u64 window = plane * windows + u64(u32((z * height + y) * width + column)) * inner + channel;
+                const pack<Element, WIDE> loaded = *(const pack<Element, WIDE>*)(x.source + window);
+                const Sum count = IS_GREATEST ? Sum(1) : divisor(x, z, y, column);
+                pack<Spot, WIDE> places;
+                if (IS_GREATEST) {
+                    places = *(const pack<Spot, WIDE>*)(x.places + window);
+                }
+                #pragma unroll
+                for (u32 v = 0; v < WIDE; ++v) {
+                    const Sum value = LOAD(loaded.element[v]);
+                    if (!IS_GREATEST) {
+                        sums[v] += value / count;
+                    } else if (point_of(x, i32(places.element[v]), line, column, at[2], first) == 0) {
+                        sums[v] += value;
+                    }
+                }
+            }
+        }
+    }
+    pack<Element, WIDE> result;
+    #pragma unroll
+    for (u32 v = 0; v < WIDE; ++v) {
+        result.element[v] = STORE(sums[v]);
+    }
+    *(pack<Element, WIDE>*)(x.result + plane * points + own) = result;
 }
 
 // A window, or neighbouring points of a row, in some planes.
@@ -259,22 +376,53 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
+// Neighbouring channels of a window or of a point in one plane.
+struct WidePlace {
+    const arguments& x;
+    const u32 channel;
+    const i32 (&at)[3];
+    const i32 first;
+    const u64 own;
+
+    __device__ __forceinline__ void operator()(const u32 (&planes)[1]) const {
+        if (!IS_BACKWARD) {
+            of_window_wide(x, planes[0], channel, at, own);
+        } else {
+            of_point_wide(x, planes[0], channel, at, first, own);
+        }
+    }
+};
+
+// The work of a thread: CHANNELS neighbouring channels of LENGTH neighbouring points of a row.
+template <u32 CHANNELS, i32 LENGTH>
+static __device__ __forceinline__ void run(const arguments& x) {
     const u64* extents = IS_BACKWARD ? x.extents : x.windows;
     const i32 depth = i32(extents[0]), height = i32(extents[1]), width = i32(extents[2]);
-    const u32 inner = u32(x.inner), pieces = u32(width + POINTS - 1) / POINTS;
+    const u32 inner = u32(x.inner) / CHANNELS, pieces = u32(width + LENGTH - 1) / LENGTH;
     const PlaneShare share(u32(depth * height) * pieces * inner, u32(x.planes));
     if (share.first >= share.planes) {
         return;
     }
-    const u32 group = inner == 1 ? share.point : share.point / inner, channel = share.point - group * inner;
+    const u32 group = inner == 1 ? share.point : share.point / inner, channel = (share.point - group * inner) * CHANNELS;
     const u32 line = group / pieces;
-    i32 at[3] = {0, i32(line), i32(group - line * pieces) * POINTS};
+    i32 at[3] = {0, i32(line), i32(group - line * pieces) * LENGTH};
     if (depth > 1) {
         at[0] = i32(line / u32(height));
         at[1] = i32(line) - at[0] * height;
     }
     const i32 first = i32(line) * width + at[2];
-    const u64 own = u64(u32(first)) * inner + channel;
-    share.each<IS_BACKWARD && IS_GREATEST ? 1 : 4>(Place{x, channel, at, first, own});
+    const u64 own = u64(u32(first)) * x.inner + channel;
+    if constexpr (CHANNELS == 1) {
+        share.each<IS_BACKWARD && IS_GREATEST ? 1 : 4>(Place{x, channel, at, first, own});
+    } else {
+        share.each<1>(WidePlace{x, channel, at, first, own});
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
+    if (x.vector == 1) {
+        run<1, POINTS>(x);
+    } else {
+        run<WIDE, 1>(x);
+    }
 }

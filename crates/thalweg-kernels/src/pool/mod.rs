@@ -30,11 +30,22 @@ pub enum PoolPass {
     Greatest,
     /// The gradient of a plane, from the gradients and the positions of its windows' maxima.
     GreatestBackward,
+    /// [`Greatest`](Self::Greatest) with the place within the window, a byte, which is 255 if the window is entirely in the padding.
+    GreatestWithin,
+    /// The gradient of [`GreatestWithin`](Self::GreatestWithin).
+    GreatestWithinBackward,
 }
 
 impl PoolPass {
     /// Every pass.
-    pub const ALL: [Self; 4] = [Self::Average, Self::AverageBackward, Self::Greatest, Self::GreatestBackward];
+    pub const ALL: [Self; 6] = [
+        Self::Average,
+        Self::AverageBackward,
+        Self::Greatest,
+        Self::GreatestBackward,
+        Self::GreatestWithin,
+        Self::GreatestWithinBackward,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
@@ -42,21 +53,32 @@ impl PoolPass {
             Self::AverageBackward => "average_pool_backward",
             Self::Greatest => "greatest_pool",
             Self::GreatestBackward => "greatest_pool_backward",
+            Self::GreatestWithin => "greatest_pool_within",
+            Self::GreatestWithinBackward => "greatest_pool_within_backward",
         }
     }
 
     const fn is_backward(self) -> bool {
-        matches!(self, Self::AverageBackward | Self::GreatestBackward)
+        matches!(self, Self::AverageBackward | Self::GreatestBackward | Self::GreatestWithinBackward)
     }
 
     const fn has_places(self) -> bool {
-        matches!(self, Self::Greatest | Self::GreatestBackward)
+        !matches!(self, Self::Average | Self::AverageBackward)
+    }
+
+    /// Returns the dtype of the places of maxima.
+    pub const fn places(self) -> Option<DType> {
+        match self {
+            Self::Average | Self::AverageBackward => None,
+            Self::Greatest | Self::GreatestBackward => Some(DType::I64),
+            Self::GreatestWithin | Self::GreatestWithinBackward => Some(DType::U8),
+        }
     }
 
     /// Returns the number of elements that a thread computes: neighbours mostly have the same windows, whose positions are read once.
     const fn points(self) -> u64 {
         match self {
-            Self::GreatestBackward => 4,
+            Self::GreatestBackward | Self::GreatestWithinBackward => 4,
             _ => 1,
         }
     }
@@ -103,6 +125,12 @@ const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 /// The place of the greatest element of a window that has no elements.
 const NOWHERE: i64 = i32::MAX as i64;
 
+/// The place within a window that has no elements.
+const NOWHERE_WITHIN: u8 = u8::MAX;
+
+/// The bytes of neighbouring channels that a thread computes.
+const VECTOR_BYTES: u64 = 16;
+
 fn name(pass: PoolPass, dtype: DType) -> String {
     format!("{}_{}", pass.name(), dtype.name())
 }
@@ -116,9 +144,11 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 fn print(pass: PoolPass, dtype: DType) -> String {
     Source::new(&name(pass, dtype))
         .elements(dtype)
-        .flag("IS_GREATEST", matches!(pass, PoolPass::Greatest | PoolPass::GreatestBackward))
+        .flag("IS_GREATEST", pass.has_places())
         .flag("IS_BACKWARD", pass.is_backward())
+        .flag("IS_WITHIN", pass.places() == Some(DType::U8))
         .define("POINTS", pass.points())
+        .define("WIDE", VECTOR_BYTES / dtype.size_bytes() as u64)
         .print(include_str!("kernel.cu"))
 }
 
@@ -147,6 +177,33 @@ impl Pool {
             && (self.pass.has_places() || self.dilation == [1; 3])
             && [self.extents, self.windows].into_iter().all(|numbers| volume(numbers) < 1 << 31)
             && (self.stride.iter().all(|&stride| stride > 0) || self.is_divisible())
+            && (self.pass.places() != Some(DType::U8) || self.has_small_windows())
+    }
+
+    /// Returns whether places within windows are bytes.
+    fn has_small_windows(&self) -> bool {
+        self.stride != [0; 3] && self.kernel.iter().product::<u64>() < u64::from(NOWHERE_WITHIN)
+    }
+
+    /// Returns the place in the plane of a place within a window.
+    fn place_of(&self, window: [usize; 3], within: u8) -> i64 {
+        if within == NOWHERE_WITHIN {
+            return NOWHERE;
+        }
+        let [_, rows, columns] = self.kernel;
+        let within = u64::from(within);
+        let parts = [within / columns / rows, within / columns % rows, within % columns];
+        let at = |axis: usize| {
+            (window[axis] as u64 * self.stride[axis] + parts[axis] * self.dilation[axis]) as i64
+                - self.padding[axis] as i64
+        };
+        (at(0) * self.extents[1] as i64 + at(1)) * self.extents[2] as i64 + at(2)
+    }
+
+    /// Returns the place within a window of a place in the plane.
+    fn within(&self, window: [usize; 3], place: i64) -> u8 {
+        let last = self.kernel.iter().product::<u64>() as u8;
+        (0..last).find(|&within| self.place_of(window, within) == place).unwrap_or(NOWHERE_WITHIN)
     }
 
     /// Returns whether the windows divide each axis evenly, with all sizes in 32 bits and no padding.
@@ -166,6 +223,17 @@ impl Pool {
         let (extent, windows) = (self.extents[axis], self.windows[axis]);
         let is_divided = self.stride[axis] == 0;
         is_divided.then(|| window * extent / windows..((window + 1) * extent).div_ceil(windows))
+    }
+
+    /// Returns a value for each window of each plane and channel, from another one and the window.
+    fn each_of_windows<T: Copy, U>(&self, list: &[T], value: impl Fn([usize; 3], T) -> U) -> Vec<U> {
+        let [_, height, width] = self.windows.map(|count| count as usize);
+        let (windows, inner) = (self.windows.iter().product::<u64>() as usize, self.inner as usize);
+        let of = |(place, &from): (usize, &T)| {
+            let window = place / inner % windows;
+            value([window / width / height, window / width % height, window % width], from)
+        };
+        list.iter().enumerate().map(of).collect()
     }
 
     /// Returns the windows of an axis that can contain a coordinate.
@@ -214,7 +282,8 @@ impl Pool {
 impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         // Kernels are found by name, so a name must be the same string each time.
-        static NAMES: std::sync::OnceLock<[[String; DType::ALL.len()]; 4]> = std::sync::OnceLock::new();
+        static NAMES: std::sync::OnceLock<[[String; DType::ALL.len()]; PoolPass::ALL.len()]> =
+            std::sync::OnceLock::new();
         let names = NAMES.get_or_init(|| PoolPass::ALL.map(|pass| DType::ALL.map(|dtype| name(pass, dtype))));
         &names[self.kernel.pass as usize][self.kernel.dtype as usize]
     }
@@ -233,12 +302,15 @@ impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [depth, height, width] = self.kernel.target();
-        let pieces = width.div_ceil(self.kernel.pass.points());
-        over_planes(depth * height * pieces * self.kernel.inner, self.kernel.planes)
+        let vector = self.vector();
+        let pieces = if vector == 1 { width.div_ceil(self.kernel.pass.points()) } else { width };
+        over_planes(depth * height * pieces * (self.kernel.inner / vector), self.kernel.planes)
     }
 
     fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        let mut words = arguments::pack(&self.at, &self.kernel);
+        words.push(self.vector());
+        words
     }
 
     fn accesses(&self) -> Accesses {
@@ -249,17 +321,29 @@ impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
         let (from, to) = if pass.is_backward() { (windows, points) } else { (points, windows) };
         let mut list =
             Accesses::from_iter([Access::read(source, from * size), Access::write(result, to * size)]);
-        match pass {
-            PoolPass::Greatest => list.push(Access::write(places, windows * size_of::<i64>() as u64)),
-            PoolPass::GreatestBackward => list.push(Access::read(places, windows * size_of::<i64>() as u64)),
-            _ => {}
+        if let Some(dtype) = pass.places() {
+            let bytes = windows * dtype.size_bytes() as u64;
+            list.push(if pass.is_backward() {
+                Access::read(places, bytes)
+            } else {
+                Access::write(places, bytes)
+            });
         }
         list
     }
 }
 
+impl Placed<Pool, [DevicePointer; 3]> {
+    /// Returns the number of neighbouring channels that a thread computes.
+    fn vector(&self) -> u64 {
+        let vector = VECTOR_BYTES / self.kernel.dtype.size_bytes() as u64;
+        let is_aligned = self.at.iter().all(|at| at.address().is_multiple_of(VECTOR_BYTES));
+        if is_aligned && self.kernel.inner.is_multiple_of(vector) { vector } else { 1 }
+    }
+}
+
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (pool, at, []): (Pool, _, _) = arguments::unpack("pool", launch)?;
+    let (pool, at, [_]): (Pool, _, _) = arguments::unpack("pool", launch)?;
     with_float!("pool", pool.dtype, T => run::<T>(launch, &pool, at))
 }
 
@@ -275,25 +359,51 @@ fn run<T: Element>(launch: &HostLaunch<'_>, pool: &Pool, at: [DevicePointer; 3])
     let (from, to) = if pool.pass.is_backward() { (of_windows, of_points) } else { (of_points, of_windows) };
     let source = launch.read::<T>(source, all * from)?;
     let result = launch.write::<T>(result, all * to)?;
+    let (mut bytes, mut wide): (&mut [u8], Vec<i64>) = (&mut [], Vec::new());
     let mut written: &mut [i64] = &mut [];
     let mut read: &[i64] = &[];
     match pool.pass {
         PoolPass::Greatest => written = launch.write::<i64>(places, all * of_windows)?,
         PoolPass::GreatestBackward => read = launch.read::<i64>(places, all * of_windows)?,
+        PoolPass::GreatestWithin => {
+            bytes = launch.write::<u8>(places, all * of_windows)?;
+            wide = vec![0; bytes.len()];
+            written = &mut wide;
+        }
+        PoolPass::GreatestWithinBackward => {
+            let bytes = launch.read::<u8>(places, all * of_windows)?;
+            wide = pool.each_of_windows(bytes, |window, within| pool.place_of(window, within));
+            read = &wide;
+        }
         _ => {}
     }
+    run_wide(pool, (source, read), (result, written));
+    if !bytes.is_empty() {
+        bytes.copy_from_slice(&pool.each_of_windows(&wide, |window, place| pool.within(window, place)));
+    }
+    Ok(())
+}
+
+/// Runs a pool whose places are those in planes.
+fn run_wide<T: Element>(
+    pool: &Pool,
+    (source, read): (&[T], &[i64]),
+    (result, written): (&mut [T], &mut [i64]),
+) {
+    let [of_points, of_windows] =
+        [pool.extents, pool.windows].map(|list| list.iter().product::<u64>() as usize);
+    let (planes, inner) = (pool.planes as usize, pool.inner as usize);
+    let (from, to) = if pool.pass.is_backward() { (of_windows, of_points) } else { (of_points, of_windows) };
     if inner == 1 {
-        run_planes(pool, (source, read), (result, written));
-        return Ok(());
+        return run_planes(pool, (source, read), (result, written));
     }
     let (source, read) = (turned(source, planes, [from, inner]), turned(read, planes, [from, inner]));
     let mut results = vec![T::from_f64(0.0); result.len()];
     let mut found = vec![0; written.len()];
-    let flat = Pool { planes: all as u64, inner: 1, ..*pool };
+    let flat = Pool { planes: pool.planes * pool.inner, inner: 1, ..*pool };
     run_planes(&flat, (&source, &read), (&mut results, &mut found));
     result.copy_from_slice(&turned(&results, planes, [inner, to]));
     written.copy_from_slice(&turned(&found, planes, [inner, to]));
-    Ok(())
 }
 
 /// Returns matrices, all of these rows and columns, transposed; nothing if there are none.
@@ -327,11 +437,13 @@ fn run_planes<T: Element>(
                 let target = &mut own[number * to..][..to];
                 match pool.pass {
                     PoolPass::Average => average(pool, source, target),
-                    PoolPass::Greatest => greatest(pool, source, target, &mut found[number * to..][..to]),
+                    PoolPass::Greatest | PoolPass::GreatestWithin => {
+                        greatest(pool, source, target, &mut found[number * to..][..to])
+                    }
                     PoolPass::AverageBackward => of_points_each(pool, target, |window, place| {
                         rounded::<T>(source[place].to_f64() / pool.divisor(window))
                     }),
-                    PoolPass::GreatestBackward => {
+                    PoolPass::GreatestBackward | PoolPass::GreatestWithinBackward => {
                         let places = &read[plane * from..][..from];
                         greatest_backward(pool, source, places, target);
                     }

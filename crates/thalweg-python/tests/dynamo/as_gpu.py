@@ -29,6 +29,9 @@ class OnCpu(Function):
 
 _graph.Function = OnCpu
 
+# Attention is replaced before its values move to a GPU.
+_attention.is_on_gpu = lambda tensor: True
+
 
 def _attention_of_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     """Computes the CPU's attention by the decomposition of a GPU's attention, if that accepts the arguments."""
@@ -87,8 +90,9 @@ def backend(gm, inputs):
     def compiler(graph, examples, *, kind):
         return _entry.compile_flat(moved(graph), examples, kind=kind)
 
+    gm = _attention.replaced(gm)
     compilers = [functools.partial(compiler, kind=kind) for kind in ("forward", "backward", "inference")]
-    rewrite = functools.partial(_entry.rewritten, are_ours=lambda device: not _entry.adapter().keeps_draws())
+    rewrite = functools.partial(_entry.rewritten, is_on_gpu=lambda tensor: True)
     return _entry.adapter().aot(*compilers, decompositions, rewrite)(gm, inputs)
 
 

@@ -9,7 +9,7 @@ use thalweg_ops::structured::{
     UNFOLD_WINDOWS,
 };
 use thalweg_ops::{LoopOp, Placement};
-use thalweg_runtime::{Label, Result};
+use thalweg_runtime::{Error, Label, Result, refuse_if};
 
 use crate::loops::{launch_placed, widen};
 use crate::memory_format::{empty_in, laid_out};
@@ -161,8 +161,9 @@ impl Geometry {
         label: Label,
     ) -> Result<Tensors> {
         let dtype = inputs[0].dtype();
-        let outputs = [(shape, dtype), (shape, DType::I64)];
-        let outputs = if pass == PoolPass::Greatest { &outputs[..] } else { &outputs[..1] };
+        let outputs = [(shape, dtype), (shape, pass.places().unwrap_or(dtype))];
+        let has_places = matches!(pass, PoolPass::Greatest | PoolPass::GreatestWithin);
+        let outputs = &outputs[..1 + usize::from(has_places)];
         // With channels innermost in the first input, they are so in all. Without batches, the second dimension is an axis.
         let is_batch = |shape: &[usize]| shape.len() > 3 && shape[..2].iter().product::<usize>() == planes;
         let channels_last = inputs[0].rank() == shape.len()
@@ -171,6 +172,7 @@ impl Geometry {
             && inputs[0].layout().is_like_channels_last();
         let channels = if channels_last { shape[1] } else { 1 };
         let Some(kernel) = self.kernel(pass, [planes / channels.max(1), channels], dtype) else {
+            refuse_if!(pass.places() == Some(DType::U8), "places within these windows are no bytes");
             let space = match pass {
                 PoolPass::Average | PoolPass::Greatest => (self.windows, self.window_extents()),
                 _ => (self.extents, self.windows_of_a_point()),
@@ -275,6 +277,29 @@ impl Geometry {
     ) -> Result<Tensors> {
         let pass = (PoolPass::Greatest, [&GREATEST_OF_WINDOWS, &GREATEST_ADAPTIVE]);
         self.pool(pass, &[x], planes, shape, label)
+    }
+
+    /// Returns the greatest element of each window and its place within the window as a byte, in this shape.
+    pub(crate) fn greatest_within(
+        &self,
+        x: &Tensor,
+        planes: usize,
+        shape: &[usize],
+        label: Label,
+    ) -> Result<Tensors> {
+        self.pool((PoolPass::GreatestWithin, [&GREATEST_OF_WINDOWS; 2]), &[x], planes, shape, label)
+    }
+
+    /// Returns the gradient of [`Geometry::greatest_within`] for an input of this shape.
+    pub(crate) fn greatest_within_backward(
+        &self,
+        inputs: [&Tensor; 2],
+        planes: usize,
+        shape: &[usize],
+        label: Label,
+    ) -> Result<Tensor> {
+        let pass = (PoolPass::GreatestWithinBackward, [&GREATEST_OF_WINDOWS_BACKWARD; 2]);
+        Ok(self.pool(pass, &inputs, planes, shape, label)?.swap_remove(0))
     }
 
     /// Returns the gradient of [`Geometry::greatest`] for an input of this shape.

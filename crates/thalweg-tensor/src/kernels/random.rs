@@ -21,6 +21,22 @@ pub(crate) fn drawn(call: &Call<'_>, distribution: Distribution) -> Result<Tenso
     Ok(Tensors::from_iter([result]))
 }
 
+/// Draws which elements dropout keeps, each with a probability.
+pub(crate) fn kept(call: &Call<'_>) -> Result<Tensors> {
+    let (elements, keep) = (count(call, 4)?, call.scalar(3).to_f64());
+    let result = call.new_result(&[elements], DType::Bool)?;
+    let draw = Draw {
+        distribution: Distribution::Kept,
+        elements: elements as u64,
+        threads: threads(call, 2)?,
+        numbers: [keep, 0.0],
+        dtype: DType::Bool,
+    };
+    let [seed, offset] = state(call, 0)?;
+    call.launch(draw, [Some(seed), Some(offset), None, Some(&result), None])?;
+    Ok(Tensors::from_iter([result]))
+}
+
 /// Keeps each element with a probability, divided by it, and sets the others to 0; also returns which were kept.
 pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
     let (source, elements, keep) =

@@ -5,7 +5,7 @@ use thalweg_ops::Autocast;
 use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED};
 
 use super::Body::{Differentiable, Kernel, Pair};
-use super::{Complex, OpDef};
+use super::{Complex, OpDef, pool};
 use crate::kernels::{
     alignments, attention_in_pieces, channel_norm, convolution, creation, cross_entropy, fused_attention,
     grid_sample, indexing, linear, matmul, mlp, nll, normalization, one_query, random, resample, rms_norm,
@@ -29,6 +29,18 @@ pub(super) static OPERATORS: &[OpDef] = &[
     OpDef::part(
         "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] size) -> (Tensor, Tensor)",
         Differentiable(random::dropout, &random::DROPOUT),
+    ),
+    OpDef::part(
+        "thalweg::max_pool2d_within(Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode) -> (Tensor, Tensor)",
+        Kernel(pool::greatest_within),
+    ),
+    OpDef::part(
+        "thalweg::max_pool2d_within_backward(Tensor grad_output, Tensor places, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, int[2] size) -> Tensor",
+        Kernel(pool::greatest_within_backward),
+    ),
+    OpDef::part(
+        "thalweg::kept(Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] size) -> Tensor",
+        Kernel(random::kept),
     ),
     OpDef::part(
         "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] dim) -> (Tensor, Tensor)",

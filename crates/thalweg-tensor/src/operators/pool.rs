@@ -518,6 +518,36 @@ fn greatest_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     in_format(&result, format_of(call.tensor(1))).map(single)
 }
 
+/// The kind of a pool of images by their greatest elements.
+const OF_IMAGES: Kind = Kind { axes: 2, is_adaptive: false, is_max: true };
+
+/// Returns the greatest element of each window of images, and its place within the window as a byte.
+pub(super) fn greatest_within(call: &Call<'_>) -> Result<Tensors> {
+    OF_IMAGES.check_dtype(call)?;
+    let x = call.tensor(0).detach();
+    let pool = Pool::of(call, OF_IMAGES, x.shape(), 1)?;
+    let results = pool.geometry.greatest_within(&x, pool.planes, &pool.output, call.label)?;
+    results.iter().map(|result| in_format(result, format_of(&x))).collect()
+}
+
+/// Returns the gradient of [`greatest_within`] for images of a size.
+pub(super) fn greatest_within_backward(call: &Call<'_>) -> Result<Tensors> {
+    let [gradient, places] = [0, 1].map(|place| call.tensor(place).detach());
+    refuse_if!(
+        gradient.rank() < 2 || places.dtype() != DType::U8 || places.shape() != gradient.shape(),
+        "the places must be uint8 {:?} as the gradient is, not {} {:?}",
+        gradient.shape(),
+        places.dtype(),
+        places.shape()
+    );
+    let size = per_axis("size", &call.ints(7), 2, 1)?;
+    let shape: Shape = gradient.shape()[..gradient.rank() - 2].iter().chain(&size[1..]).copied().collect();
+    let pool = Pool::of_backward(call, OF_IMAGES, &shape, gradient.shape())?;
+    let inputs = [&gradient, &places];
+    let result = pool.geometry.greatest_within_backward(inputs, pool.planes, &shape, call.label)?;
+    in_format(&result, format_of(&places)).map(single)
+}
+
 fn extrema_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(
     call: &GradientCall<'_>,
 ) -> Result<Gradients> {

@@ -313,6 +313,7 @@ const HARD: &[&str] = &[
     "thalweg::ldl",
     "thalweg::ldl_solve",
     "thalweg::lu",
+    "thalweg::max_pool2d_within_backward",
     "thalweg::mlp",
     "thalweg::network",
     "thalweg::nll_loss",

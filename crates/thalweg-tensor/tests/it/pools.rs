@@ -257,3 +257,43 @@ fn adaptive_windows_of_any_size_and_layout_are_those_of_a_plain_model() {
         }
     }
 }
+
+#[test]
+fn places_within_windows_lead_to_the_same_gradients_as_places_in_planes() {
+    // Windows, distance, padding, dilation, and whether windows may end beyond the padding.
+    let pools: [([i64; 2], [i64; 2], [i64; 2], [i64; 2], bool); 6] = [
+        ([2, 2], [2, 2], [0, 0], [1, 1], false),
+        ([3, 3], [2, 2], [1, 1], [1, 1], false),
+        ([3, 2], [1, 2], [1, 1], [2, 1], true),
+        ([1, 5], [3, 1], [0, 2], [1, 1], false),
+        ([2, 3], [2, 3], [1, 1], [3, 2], true),
+        ([15, 16], [1, 1], [7, 8], [1, 1], false),
+    ];
+    for (number, (kernel, stride, padding, dilation, ceil_mode)) in pools.into_iter().enumerate() {
+        // Few channels, and as many as a thread computes at once.
+        for (channels, is_last) in [(3, false), (3, true), (16, true)] {
+            let format = if is_last { MemoryFormat::ChannelsLast } else { MemoryFormat::Contiguous };
+            let x = random(&[2, channels, 11, 9], number as u64);
+            // Some elements are equal, and some are NaN.
+            let x = x.mul_scalar(3.0).unwrap().round().unwrap();
+            let x = if number % 2 == 0 { x.div(&x).unwrap().add(&x).unwrap() } else { x };
+            let x = x.contiguous_in(format).unwrap();
+            let numbers =
+                [ints(&kernel), ints(&stride), ints(&padding), ints(&dilation), Value::Bool(ceil_mode)];
+            let arguments: Vec<Value> = [of(&x)].into_iter().chain(numbers.clone()).collect();
+            let wanted = call("max_pool2d_with_indices", &arguments);
+            let found = call("thalweg::max_pool2d_within", &arguments);
+            let bits = |tensor: &Tensor| values(tensor).into_iter().map(f64::to_bits).collect::<Vec<_>>();
+            assert_eq!(bits(&found[0]), bits(&wanted[0]), "{number}");
+            let gradient = random(wanted[0].shape(), 9).contiguous_in(format).unwrap();
+            let of_wanted: Vec<Value> =
+                [of(&gradient), of(&x)].into_iter().chain(numbers.clone()).chain([of(&wanted[1])]).collect();
+            let of_found: Vec<Value> =
+                [of(&gradient), of(&found[1])].into_iter().chain(numbers).chain([ints(&[11, 9])]).collect();
+            let wanted = call("max_pool2d_with_indices_backward", &of_wanted).remove(0);
+            let found = call("thalweg::max_pool2d_within_backward", &of_found).remove(0);
+            assert_eq!(values(&found), values(&wanted), "{number}");
+            assert_eq!(found.layout().strides(), wanted.layout().strides(), "{number}");
+        }
+    }
+}

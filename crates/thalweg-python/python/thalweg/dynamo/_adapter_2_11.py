@@ -42,7 +42,7 @@ _LOOPS = """
     celu elu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish softplus softshrink
     elu_backward glu_backward hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward
     mish_backward softplus_backward softshrink_backward
-    linalg_vector_norm max_pool2d_with_indices _log_softmax _log_softmax_backward_data native_layer_norm native_layer_norm_backward _safe_softmax _softmax _softmax_backward_data
+    linalg_vector_norm _log_softmax _log_softmax_backward_data native_layer_norm native_layer_norm_backward _safe_softmax _softmax _softmax_backward_data
 """
 
 
@@ -51,7 +51,7 @@ def _loops_are_fused():
     """Returns a region in which PyTorch's partitioner takes the functions of `_LOOPS` for parts of fused loops."""
     partitioners = torch._functorch.partitioners
     former, aten = partitioners.get_default_op_list, torch.ops.aten
-    loops = {getattr(aten, name) for name in _LOOPS.split() if hasattr(aten, name)} | {torch.ops.thalweg_graph.normalized_channels}
+    loops = {getattr(aten, name) for name in _LOOPS.split() if hasattr(aten, name)} | {torch.ops.thalweg_graph.normalized_channels, torch.ops.thalweg_graph.kept}
 
     def kinds():
         own = former()

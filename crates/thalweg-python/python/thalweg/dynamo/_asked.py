@@ -13,9 +13,9 @@ class _NotKnown(Exception):
     """The exception for a value whose sizes are not known before a call."""
 
 
-def check(name, arguments, value, number_of):
-    """Checks that the table takes a call of these arguments, whose nodes have values of PyTorch's trace. Returns the places of the results that
-    are not those of the trace, with reasons. `number_of(node)` is the number that a scalar counts as, if it does."""
+def check(name, arguments, results, read, number_of):
+    """Checks that the table takes a call of these arguments, whose nodes have values of PyTorch's trace, and that the results that are read are
+    those of the trace. `number_of(node)` is the number that a scalar counts as, if it does. Returns the places of the results that differ."""
     values = []
 
     def placed(argument):
@@ -28,17 +28,19 @@ def check(name, arguments, value, number_of):
         return argument if argument is ... else constant(argument)
 
     try:
-        expected = [_form_of(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+        expected = [_form_of(one) for one in results]
         answers = _asked(name, [placed(argument) for argument in arguments], values)
     except _NotKnown:
-        return []
+        return set()
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as reason:
         raise PassedOn(f"the table refuses it: {' '.join(str(reason).split()).replace(' on meta:0', '')}") from reason
-    differing = []
+    differ = set()
     for place, (answer, form) in enumerate(zip(answers or (), expected)):
         if answer is not None and isinstance(form, tuple) and (list(answer[0]), answer[1]) != (form[0], form[2]):
-            differing.append((place, f"the table's result would be of {answer[1]} and {answer[0]}, and not of {form[2]} and {form[0]}"))
-    return differing
+            differ.add(place)
+            if place in read:
+                raise PassedOn(f"the table's result would be of {answer[1]} and {answer[0]}, and not of {form[2]} and {form[0]}")
+    return differ
 
 
 def _form_of(value):

@@ -3,11 +3,15 @@
 PyTorch has three kernels, each an operator with a gradient of its own. All become one operator with one gradient, which save the
 same: the result and a logarithm for each query, and with dropout the state that it was drawn from. What that operator does not take
 stays PyTorch's: features that are not whole chunks of 16 bytes, or more than 256 (128 in float32).
+
+`scaled_dot_product_attention` is computed by one of the kernels or, where none of them fits, by products and a softmax. `replaced` takes the calls
+that the table can compute before PyTorch chooses.
 """
 
 import torch
 
 from . import _draws
+from ._nodes import is_on_gpu
 
 aten = torch.ops.aten
 
@@ -17,6 +21,8 @@ _OF_GRADIENT = "Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor?
 _OF_GRADIENT += "bool is_causal, float scale, float dropout"
 _LIBRARY.define(f"attention_backward({_OF_GRADIENT}) -> (Tensor, Tensor, Tensor)")
 _LIBRARY.define(f"attention_backward_mask({_OF_GRADIENT}) -> Tensor")
+_OF_CALL = "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, "
+_LIBRARY.define(f"scaled_dot_product_attention({_OF_CALL}bool enable_gqa=False) -> Tensor")
 ours = torch.ops.thalweg_graph
 
 # The bits of the kernels that may compute it: cuDNN's and our own.
@@ -156,3 +162,57 @@ OWN = {
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
 }
+
+
+# ---- Calls of the program -----------------------------------------------------------------------------------------------------------
+
+
+# What reads a result in an order of its own, so that it need not be contiguous where PyTorch's is.
+_OF_ANY_ORDER = {"transpose", "permute", "reshape", "flatten", "contiguous"}
+
+
+def replaced(gm):
+    """Replaces the calls of attention in a graph of Dynamo, and in the graphs within it."""
+    for part in gm.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.find_nodes(op="call_function", target=torch.nn.functional.scaled_dot_product_attention):
+                node.target = ours.scaled_dot_product_attention.default
+                users, value = list(node.users), node.meta.get("example_value")
+                is_free = all(user.op == "call_method" and user.target in _OF_ANY_ORDER for user in users)
+                if not is_free and isinstance(value, torch.Tensor) and value.is_contiguous():
+                    with part.graph.inserting_after(node):
+                        dense = part.graph.call_method("contiguous", (node,))
+                    dense.meta = dict(node.meta)
+                    node.replace_all_uses_with(dense, delete_user_cb=lambda user, own=dense: user is not own)
+            part.recompile()
+    return gm
+
+
+def _is_wanted():
+    """Returns whether the program allows one of PyTorch's kernels."""
+    cuda = torch.backends.cuda
+    return cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
+
+
+def _fit(query, key, value, enable_gqa):
+    """Returns whether queries, keys and values are of the same batches, and share heads as the table's kernel does."""
+    if not query.dim() == key.dim() == value.dim() == 4 or key.shape[1:3] != value.shape[1:3]:
+        return False
+    share_heads = enable_gqa or key.shape[1] in (1, query.shape[1])
+    return share_heads and query.shape[0] == key.shape[0] == value.shape[0]
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    kind = query.device.type
+    narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    q, k, v = (one.to(narrow) if one.dtype is torch.float32 else one for one in (query, key, value))
+    mask = attn_mask.to(q.dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+    if not (_is_wanted() and is_on_gpu(query) and _fit(query, key, value, enable_gqa)) or (is_causal and mask is not None) or not _takes(q, k, v, mask, dropout_p):
+        options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+    if mask is not None:
+        mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return aten._scaled_dot_product_efficient_attention(q, k, v, mask, True, dropout_p, is_causal, scale=scale)[0]
+
+
+_LIBRARY.impl("scaled_dot_product_attention", _attention, "CompositeImplicitAutograd")

@@ -7,7 +7,7 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import _attention, _draws, _losses
+from . import _attention, _draws, _losses, _pools
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -147,6 +147,7 @@ REWRITTEN = {
     **_attention.RULES,
     **_losses.RULES,
     **_draws.RULES,
+    **_pools.RULES,
 }
 for _name, _scales in (
     ("linear1d", ["scales"]), ("bilinear2d", ["scales_h", "scales_w"]), ("bicubic2d", ["scales_h", "scales_w"]),

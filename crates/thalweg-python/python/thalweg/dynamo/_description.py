@@ -24,11 +24,11 @@ class Description:
         self.slots += 1
         return self.slots - 1
 
-    def call(self, operator, arguments, results, node, writes=None):
+    def call(self, operator, arguments, results, node, writes=()):
         """Adds a call of an operator. Each result is None, or a slot, its strides, and its form: sizes, dtype, and whether it is
-        written into memory of PyTorch's. Strides and forms may be None."""
+        written into memory of PyTorch's. Strides and forms may be None. `writes` are the slots of tensors that it writes."""
         numbers = [number for result in results if result for part in (result[1], result[2] and result[2][0]) for number in part or ()]
-        self._add("call", (operator, arguments, results, writes), places(arguments) + places(numbers), node)
+        self._add("call", (operator, arguments, results, list(writes)), places(arguments) + places(numbers), node)
 
     def integer(self, name, operands):
         """Adds a computation with integers, and returns its result."""

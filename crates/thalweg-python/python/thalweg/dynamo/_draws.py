@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 _LIBRARY = torch.library.Library("thalweg_graph", "FRAGMENT")
 _LIBRARY.define("draw_state(Tensor like) -> Tensor")
-_LIBRARY.define("dropped(Tensor input, Tensor seed, Tensor offset, float keep, SymInt count) -> (Tensor, Tensor)")
+_LIBRARY.define("kept(Tensor seed, Tensor offset, float keep, SymInt count) -> Tensor")
 _LIBRARY.define("uniform(Tensor seed, Tensor offset, float low, float high, SymInt count, ScalarType dtype) -> Tensor")
 _LIBRARY.define("normal(Tensor seed, Tensor offset, float mean, float deviation, SymInt count, ScalarType dtype) -> Tensor")
 ours = torch.ops.thalweg_graph
@@ -41,9 +41,9 @@ def _(like):
     return like.new_empty((2,), dtype=torch.int64)
 
 
-@torch.library.register_fake("thalweg_graph::dropped", lib=_LIBRARY)
-def _(input, seed, offset, keep, count):
-    return torch.empty_like(input), torch.empty_like(input, dtype=torch.bool)
+@torch.library.register_fake("thalweg_graph::kept", lib=_LIBRARY)
+def _(seed, offset, keep, count):
+    return seed.new_empty((count,), dtype=torch.bool)
 
 
 @torch.library.register_fake("thalweg_graph::uniform", lib=_LIBRARY)
@@ -66,7 +66,7 @@ def _rule(name):
     return rule
 
 
-RULES = {ours.dropped.default: _rule("dropout"), ours.uniform.default: _rule("uniform"), ours.normal.default: _rule("normal")}
+RULES = {ours.kept.default: _rule("kept"), ours.uniform.default: _rule("uniform"), ours.normal.default: _rule("normal")}
 
 
 def are_ours(device):
@@ -79,13 +79,13 @@ def state(like):
     return ours.draw_state(like)
 
 
-def rewritten(gm, *, are_ours=are_ours):
-    """Replaces the draws of a graph by calls of the table."""
+def rewritten(gm, is_on_gpu):
+    """Replaces the draws of a graph on a GPU by calls of the table."""
     graph, found = gm.graph, []
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in _DRAWS and are_ours(_device(node)) and _DRAWS[node.target][0](node):
+        if node.op == "call_function" and node.target in _DRAWS and is_on_gpu(_value(node)) and _DRAWS[node.target][0](node):
             found.append(node)
-    if not found:
+    if not found or adapter().keeps_draws():
         return gm
     first = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
     with graph.inserting_before(first):
@@ -161,15 +161,6 @@ def _shaped(graph, at, flat, sizes, order):
     return _call(graph, at, aten.permute.default, turned, [order.index(place) for place in range(len(order))])
 
 
-def _flat(graph, at, tensor, order):
-    """Adds the view of a tensor's elements as a row, with its dimensions in an order; a copy where there is no such view."""
-    if order is not None:
-        tensor = _call(graph, at, aten.permute.default, tensor, order)
-    if not _is_contiguous(tensor.meta["val"]):
-        tensor = _call(graph, at, aten.clone.default, tensor, memory_format=torch.contiguous_format)
-    return _call(graph, at, aten.view.default, tensor, [-1])
-
-
 # ---- Draws ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -194,14 +185,15 @@ def _is_dropout(node):
 
 
 def _dropout(graph, node, seeds, place):
+    """Replaces dropout by a mask and products, which are parts of fused loops. The mask is drawn again in the backward pass."""
     tensor, p = node.args[:2]
-    order, sizes = _order(_value(node)), _sizes(graph, node, tensor, _value(node))
-    flat = _flat(graph, node, tensor, order)
-    both = _call(graph, node, ours.dropped.default, flat, *_seed(graph, node, seeds, place), 1.0 - p, _product(graph, node, sizes))
-    parts = [_call(graph, node, operator.getitem, both, part) for part in range(2)]
-    made = [_shaped(graph, node, part, sizes, order) for part in parts]
+    value = _value(node)
+    sizes = _sizes(graph, node, tensor, value)
+    flat = _call(graph, node, ours.kept.default, *_seed(graph, node, seeds, place), 1.0 - p, _product(graph, node, sizes))
+    mask = _shaped(graph, node, flat, sizes, _order(value))
+    result = _call(graph, node, aten.mul.Tensor, _call(graph, node, aten.mul.Tensor, tensor, mask), 1.0 / (1.0 - p))
     for user in list(node.users):
-        user.replace_all_uses_with(made[user.args[1]])
+        user.replace_all_uses_with((result, mask)[user.args[1]])
 
 
 def _drawn(graph, node, seeds, place, target, numbers, dtype=None):

@@ -7,10 +7,11 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import Refused, _channels as channels, _draws as draws, _losses as losses, _report as report
+from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _pools as pools, _report as report, _writes as writes
 from ._capture import Captures
 from ._graph import Importer, takes
 from ._inlined import inlined, without_tokens
+from ._nodes import is_on_gpu
 from ._streams import external
 from ._versions import adapter
 
@@ -34,7 +35,7 @@ def compile_graph(gm, example_inputs, *, mode=None, options=None):
         raise Refused(f'the option "triton.cudagraphs" is True or False, and not {is_captured!r}')
     if options:
         raise Refused(f'the backend "thalweg" has the option "triton.cudagraphs" and no other, but got {sorted(options)}')
-    names = adapter()
+    names, gm = adapter(), attention.replaced(gm)
     captures = Captures(names) if is_captured else None
     compilers = [functools.partial(compile_flat, kind=kind, captures=captures) for kind in ("forward", "backward", "inference")]
     if is_captured:
@@ -57,9 +58,11 @@ def decompositions():
     return {**made, **OWN}
 
 
-def rewritten(gm, **options):
-    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: draws, losses and batch norms."""
-    return channels.rewritten(losses.rewritten(draws.rewritten(gm, **options)))
+def rewritten(gm, is_on_gpu=is_on_gpu):
+    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: layouts, pools, draws, losses and batch norms."""
+    for part in (layouts, pools, draws):
+        gm = part.rewritten(gm, is_on_gpu)
+    return channels.rewritten(losses.rewritten(gm))
 
 
 def compile_flat(gm, example_inputs, *, kind, captures=None):
@@ -67,7 +70,9 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     from ._code import Code
 
     gm = inlined(gm)
-    gm = without_tokens(channels.resolved(rewritten(gm) if kind == "inference" else gm))
+    gm = channels.resolved(rewritten(gm) if kind == "inference" else gm)
+    writes.early(gm.graph)
+    gm = without_tokens(gm)
     if kind == "backward":
         adapter().keep_saved()
     importer = Importer(gm, adapter().is_left_out)

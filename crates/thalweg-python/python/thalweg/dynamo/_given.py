@@ -42,11 +42,6 @@ def results(graph):
     return [one for one in graph.output_node().args[0] if isinstance(one, torch.fx.Node)]
 
 
-def is_read(node, place):
-    """Returns whether a result of a call is read."""
-    return any(user.target is not operator.getitem or user.args[1] == place for user in node.users)
-
-
 def is_dense(value):
     """Returns whether each element of a result has memory of its own, as far as the sizes are known."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:

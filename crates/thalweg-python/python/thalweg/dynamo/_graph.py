@@ -17,11 +17,12 @@ from ._casts import lists_of
 from ._constants import Constants
 from ._description import Description, places
 from ._draws import SEEDS
-from ._given import is_dense, is_read, origins, results
+from ._given import is_dense, origins, results
 from ._integers import Integers, Unknown, require
 from ._losses import CHECKED_CLASSES
 from ._scalars import by_dtype, in_order, is_a_number, is_beside, moved_of, mover, number_in, tensors_of, tensors_read
 from ._streams import is_of_streams, number_of, streams_of
+from ._writes import of_batch_norm
 
 __all__ = ["Importer", "takes"]
 
@@ -39,6 +40,11 @@ class _Object:
 
     def __init__(self, value):
         self.value = value
+
+
+def _read(node):
+    """Returns the places of the results of a call that the graph reads."""
+    return {user.args[1] if user.target is operator.getitem else 0 for user in node.users}
 
 
 class Importer:
@@ -64,10 +70,10 @@ class Importer:
         self._stream, self._unjoined = None, set()
         # The streams of the memory of slots, where it is not that of the call.
         self._homes = {}
-        # The casts that are computed together, by the node in whose place they are, and the others of them.
+        # The casts that are computed together, by the node in whose place they are, and the nodes that are computed with another one.
         calls_of_graph = [node for node in gm.graph.nodes if node.op == "call_function"]
         is_on_one = not any(is_of_streams(node.target) or number_of(node) is not None for node in calls_of_graph)
-        self._casts, self._listed = lists_of(gm.graph, self.device) if is_on_one else ({}, set())
+        self._casts, self._done = lists_of(gm.graph, self.device) if is_on_one else ({}, set())
 
     def description(self):
         """Returns the description."""
@@ -121,7 +127,7 @@ class Importer:
 
     def _call_function(self, node):
         value = node.meta.get("val")
-        if node.target in _NOTHING or node in self._listed:
+        if node.target in _NOTHING or node in self._done:
             return
         if node in self._casts:
             self._cast(self._casts[node])
@@ -202,23 +208,21 @@ class Importer:
             raise PassedOn("its results on the CPU differ from those on a GPU")
         name, arguments = calls.entry_of(node.target, node.args, node.kwargs, self._is_number)
         values = list(value) if isinstance(value, (list, tuple)) else [value]
-        for place, reason in asked.check(name, arguments, value, self._hint):
-            if is_read(node, place) or node.target._schema.is_mutable:
-                raise PassedOn(reason)
-            # What nothing reads may be otherwise in the table.
+        for place in asked.check(name, arguments, values, _read(node), self._hint):
             values[place] = None
         writes = self._written(node)
         arguments = [argument if argument is ... else self._argument(argument) for argument in arguments]
         slots = [self._made.slot() for _ in values]
         # What a call writes into keeps its own strides.
         is_computed = not calls.is_view(name)
-        strides = [None if writes is not None or is_computed and _is_expanded(one) else self._strides(one) for one in values]
+        strides = [None if writes or is_computed and _is_expanded(one) else self._strides(one) for one in values]
         forms = self._forms(node, values, strides)
         for place, slot in enumerate(slots):
             if (node, place) in self._lasting:
                 self._keep(slot)
         self._record(node, slots)
-        self._made.call(name, arguments, list(zip(slots, strides, forms)), described(node), writes)
+        results = [result if one is not None else None for one, result in zip(values, zip(slots, strides, forms))]
+        self._made.call(name, arguments, results, described(node), writes)
         for one, slot in zip(values, slots):
             self._note(one, slot)
         self._values[node] = [Place(slot) for slot in slots] if isinstance(value, (list, tuple)) else Place(slots[0])
@@ -263,17 +267,24 @@ class Importer:
             self._bases[node] = self._bases[node.args[0]]
 
     def _batch_norm(self, node, value):
-        """Adds a batch normalization that returns the new running statistics: one that writes copies of the old ones."""
+        """Adds a batch normalization that returns the new running statistics: one that writes the old ones, or copies of them."""
         arguments, slots, line = [self._argument(argument) for argument in node.args], [self._made.slot() for _ in value], described(node)
         forms = self._forms(node, value[:3], [self._strides(one) for one in value[:3]])
-        for slot, old in zip(slots[3:], arguments[3:5]):
-            self._made.call("clone", [old], [(slot, None, None)], line)
+        copies, writes = of_batch_norm(node) if self._stream is None else [None, None], []
+        for place, copy in enumerate(copies, 3):
+            if copy is None:
+                self._made.call("clone", [arguments[place]], [(slots[place], None, None)], line)
+            else:
+                writes.append(self._bases[node.args[place]])
+                self._keep(writes[-1])
+                slots[place] = writes[-1]
+                self._done.add(copy)
         for place, slot in enumerate(slots):
             if (node, place) in self._lasting:
                 self._keep(slot)
         self._record(node, slots)
         results = [(slot, self._strides(one), form) for slot, one, form in zip(slots, value, forms)]
-        self._made.call("_native_batch_norm_legit", [*arguments[:3], Place(slots[3]), Place(slots[4]), *arguments[5:]], results, line)
+        self._made.call("_native_batch_norm_legit", [*arguments[:3], Place(slots[3]), Place(slots[4]), *arguments[5:]], results, line, writes)
         self._values[node] = [Place(slot) for slot in slots]
 
     def _check_tensors(self, node, value):
@@ -290,10 +301,10 @@ class Importer:
             calls.constant(one.dtype)
 
     def _written(self, node):
-        """Returns the slot of the tensor that a call writes."""
+        """Returns the slots of the tensors that a call writes."""
         schema = node.target._schema
         if not schema.is_mutable:
-            return None
+            return []
         places = [place for place, parameter in enumerate(schema.arguments) if parameter.alias_info is not None and parameter.alias_info.is_write]
         if len(places) != 1 or places[0] >= len(node.args) or node.args[places[0]] not in self._bases:
             raise PassedOn("it writes something other than one input")
@@ -301,7 +312,7 @@ class Importer:
         self._keep(slot)
         if self._stream is not None:
             self._unjoined.add(self._stream)
-        return slot
+        return [slot]
 
     def _keep(self, slot):
         """Keeps an input to the end of a call, since results are views of it, or since it is written."""

@@ -8,7 +8,7 @@ import operator
 
 import torch
 
-from ._nodes import call, is_call
+from ._nodes import call, is_call, size_of
 
 aten = torch.ops.aten
 
@@ -97,7 +97,7 @@ def _rewrite(graph, node):
     if not set(logarithms.users) | set(used.users) <= others:
         return
     with graph.inserting_before(node):
-        classes = _size(graph, node, scores, 1)
+        classes = size_of(graph, node, scores, 1)
         source = _narrow(graph, node, scores)
         target = call(graph, node, CHECKED_CLASSES, target, classes, ignored)
         pair = call(graph, node, ours.cross_entropy.default, source, target, classes, ignored)
@@ -160,13 +160,7 @@ def _narrow(graph, at, scores):
 
 def _expanded(graph, at, rows, target):
     """Adds the repetition of a number for each row."""
-    return call(graph, at, aten.expand.default, rows, [_size(graph, at, target, 0)])
-
-
-def _size(graph, at, tensor, dimension):
-    """Returns a size of a tensor: a number, or a call that is added."""
-    size = tensor.meta["val"].shape[dimension]
-    return size if isinstance(size, int) else call(graph, at, aten.sym_size.int, tensor, dimension)
+    return call(graph, at, aten.expand.default, rows, [size_of(graph, at, target, 0)])
 
 
 def _replace(graph, gradient, made):

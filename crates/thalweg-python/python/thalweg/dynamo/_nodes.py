@@ -3,6 +3,11 @@
 import torch
 
 
+def is_on_gpu(tensor):
+    """Returns whether a tensor is on a GPU."""
+    return tensor.device.type == "cuda"
+
+
 def is_call(node, *targets):
     """Returns whether a value is the node of a call of one of some operators."""
     return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target in targets
@@ -18,3 +23,9 @@ def call(graph, at, target, *args, **kwargs):
     with first.fake_mode:
         made.meta["val"] = target(*given[0], **given[1])
     return made
+
+
+def size_of(graph, at, tensor, dimension):
+    """Returns a size of a node's tensor: a number, or a call that is added."""
+    size = tensor.meta["val"].shape[dimension]
+    return size if isinstance(size, int) else call(graph, at, torch.ops.aten.sym_size.int, tensor, dimension)

@@ -1,0 +1,141 @@
+"""Convolutions whose tensors have their channels last in memory.
+
+Libraries compute convolutions of 16 bits with channels last, and copy tensors of another order before and after. In a graph with such
+convolutions, weights and images get that order once, and everything that is computed from them keeps it, as it does in PyTorch. Results of
+the graph have the order that they had.
+"""
+
+import operator
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ._nodes import call, is_call
+from ._versions import adapter
+
+aten = torch.ops.aten
+
+# The tensors of a call that are images or weights, by their places.
+_TENSORS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
+
+# Views that are copies where the order of the elements in memory does not allow a view.
+_VIEWS = {aten.view.default, aten._unsafe_view.default}
+
+
+class _NotPossible(Exception):
+    """The exception for a graph that keeps its order."""
+
+
+def rewritten(gm, is_on_gpu):
+    """Returns a graph whose convolutions have their channels last, if it has some for which that is faster."""
+    convolutions = [node for node in gm.graph.nodes if is_call(node, *_TENSORS)]
+    if not convolutions or not all(is_on_gpu(_value(node.args[0])) and _is_faster(node) for node in convolutions):
+        return gm
+    try:
+        graph = _Layouts(gm.graph).graph
+    except _NotPossible:
+        return gm
+    gm.graph = graph
+    gm.recompile()
+    return gm
+
+
+def _value(node):
+    return node.meta["val"]
+
+
+def _is_faster(node):
+    """Returns whether a library computes a convolution faster with channels last."""
+    image, weight = (_value(node.args[place]) for place in _TENSORS[node.target][-2:])
+    is_narrow = image.dtype in (torch.float16, torch.bfloat16) or image.dtype is torch.float32 and adapter().settings()[1]
+    groups = node.args[8] if node.target is aten.convolution.default else node.args[9]
+    sizes = [*image.shape[1:], *weight.shape]
+    return image.dim() == 4 and is_narrow and groups == 1 and all(isinstance(size, int) for size in sizes)
+
+
+def _is_channels_last(value):
+    return torch._prims_common.is_channels_last_contiguous_or_false_2d(value)
+
+
+def _forms(value):
+    """Returns the strides of the tensors of a value."""
+    return [tuple(one.stride()) if isinstance(one, torch.Tensor) and one.layout is torch.strided else None for one in torch.utils._pytree.tree_leaves(value)]
+
+
+class _Layouts:
+    """A copy of a graph, in which nodes have the values that follow from channels that are last."""
+
+    def __init__(self, source):
+        self.graph, self._made, self._last = torch.fx.Graph(), {}, {}
+        for node in source.nodes:
+            if node.op == "output":
+                self._output(node)
+            else:
+                self._made[node] = self._copied(node)
+
+    def _copied(self, node):
+        """Copies a node, with another value if those of its arguments have other strides."""
+        former = node.meta.get("val")
+        is_convolution = is_call(node, *_TENSORS)
+        if is_convolution:
+            for place in _TENSORS[node.target]:
+                self._channels_last(self._made[node.args[place]])
+        made = self.graph.node_copy(node, self._made.__getitem__)
+        made.meta = dict(node.meta)
+        if is_convolution:
+            made.args = tuple(self._last.get(one, one) if place in _TENSORS[node.target] else one for place, one in enumerate(made.args))
+        given = [one for one in node.all_input_nodes if self._made[one].meta.get("val") is not one.meta.get("val")]
+        if node.op == "call_function" and (given or is_convolution):
+            self._infer(made, former)
+        return made
+
+    def _channels_last(self, node):
+        """Adds a copy of an image or a weight with its channels last, unless they are."""
+        if node in self._last or _is_channels_last(_value(node)):
+            return
+        self._last[node] = call(self.graph, node, aten.clone.default, node, memory_format=torch.channels_last)
+
+    def _infer(self, node, former):
+        """Computes the value of a node anew."""
+        if not isinstance(node.target, torch._ops.OpOverload):
+            if node.target is not operator.getitem:
+                raise _NotPossible
+            node.meta["val"] = _value(node.args[0])[node.args[1]]
+            return
+        if any(isinstance(one, torch.Tensor) and free_unbacked_symbols(one) for one in torch.utils._pytree.tree_leaves(former)):
+            raise _NotPossible
+        try:
+            value = self._call(node)
+        except (RuntimeError, ValueError) as problem:
+            if node.target not in _VIEWS:
+                raise _NotPossible from problem
+            with self.graph.inserting_before(node):
+                dense = call(self.graph, node.args[0], aten.clone.default, node.args[0], memory_format=torch.contiguous_format)
+            node.args = (dense, *node.args[1:])
+            value = self._call(node)
+        # Nothing changes for what is computed from a value that is as before.
+        node.meta["val"] = former if _forms(value) == _forms(former) else value
+
+    def _call(self, node):
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _value)
+        first = next(one for one in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor))
+        with first.fake_mode:
+            value = node.target(*args, **kwargs)
+            if node.target is aten.convolution.default:
+                value = value.contiguous(memory_format=torch.channels_last)
+            elif node.target is aten.convolution_backward.default:
+                value = tuple(one if one is None or one.dim() != 4 else one.contiguous(memory_format=torch.channels_last) for one in value)
+        return value
+
+    def _output(self, node):
+        """Copies the results, in the order in memory that they had."""
+        made = {}
+        for one in node.all_input_nodes:
+            now, former = self._made[one], one.meta.get("val")
+            made[one] = now
+            if _forms(now.meta.get("val")) != _forms(former):
+                if not former.is_contiguous():
+                    raise _NotPossible
+                made[one] = call(self.graph, now, aten.clone.default, now, memory_format=torch.contiguous_format)
+        copied = self.graph.node_copy(node, made.__getitem__)
+        copied.meta = dict(node.meta)

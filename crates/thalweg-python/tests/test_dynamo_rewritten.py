@@ -1,0 +1,165 @@
+"""What is changed in the graphs of PyTorch's compiler before they are divided: the order of images, pools, running statistics, masks, and attention."""
+
+import copy
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "dynamo"))
+
+from running import with_pytorch  # noqa: E402
+from test_dynamo_gpu import without_gpu  # noqa: E402
+
+
+def network(torch):
+    """Returns a network that reads images in many ways."""
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            nn = torch.nn
+            self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+            self.second, self.pool = nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False), nn.MaxPool2d(2)
+            self.point, self.last = nn.Conv2d(16, 6, 1), nn.Linear(6 * 4 * 4, 5)
+
+        def forward(self, x):
+            x = torch.relu(self.norm(self.first(x)))
+            y = self.pool(self.second(x + 1))
+            x = torch.cat([y, torch.nn.functional.avg_pool2d(x, 4)], 1)
+            x = self.point(x.flip(2)) * x.mean((2, 3), keepdim=True)[:, :6]
+            # A view of the channels in groups, and one of all elements.
+            x = x.view(x.shape[0], 2, 3, 4, 4).transpose(1, 2).reshape(x.shape[0], 6, 4, 4)
+            return x, self.last(x.flatten(1))
+
+    return Network()
+
+
+def of_graph(run):
+    """Returns the nodes of the graphs that are compiled while a function runs, and its result."""
+    from thalweg.dynamo import _entry
+
+    nodes, own = [], _entry.Importer
+
+    def importer(gm, *options):
+        nodes.extend(gm.graph.nodes)
+        return own(gm, *options)
+
+    _entry.Importer = importer
+    try:
+        return nodes, run()
+    finally:
+        _entry.Importer = own
+
+
+@with_pytorch
+def test_convolutions_have_their_channels_last_and_results_their_own_order(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    aten = torch.ops.aten
+    for is_training in (True, False):
+        model = network(torch).train(is_training)
+        other, x = copy.deepcopy(model), torch.rand(4, 3, 16, 16)
+        compiled = torch.compile(model, backend=as_gpu.backend, fullgraph=True)
+
+        def run(function, one):
+            with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(is_training):
+                results = function(x)
+            if is_training:
+                sum(result.float().square().sum() for result in results).backward()
+            return [*results, *one.buffers(), *(parameter.grad for parameter in one.parameters() if is_training)]
+
+        nodes, found = of_graph(lambda: run(compiled, model))
+        images = [node for node in nodes if node.target in (aten.convolution.default, aten.convolution_backward.default)]
+        read = [one.meta["val"] for node in images for one in node.args[:2]]
+        assert len(images) == (6 if is_training else 3) and all(one.is_contiguous(memory_format=torch.channels_last) for one in read)
+        assert not any(graph.passed_on for graph in dynamo.compiled()), dynamo.compiled()
+        assert any("max_pool2d_within" in str(node.target) for node in nodes) == is_training
+        for number, (one, two) in enumerate(zip(found, run(other, other), strict=True)):
+            assert one.stride() == two.stride(), (number, one.stride(), two.stride())
+            torch.testing.assert_close(one.float(), two.float(), rtol=0.05, atol=0.03 * float(two.abs().max()), msg=lambda text: f"{number}: {text}")
+        dynamo.forget()
+
+
+@with_pytorch
+def test_running_statistics_are_written_in_their_place(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    aten = torch.ops.aten
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.BatchNorm2d(8))
+    other, x = copy.deepcopy(model), torch.rand(4, 3, 9, 9)
+    compiled = torch.compile(model, backend=as_gpu.backend)
+    nodes, _ = of_graph(lambda: compiled(x).sum().backward())
+    other(x)
+    copies = [node for node in nodes if node.target is aten.copy_.default]
+    # Each counter is written where it is computed, and the backward pass reads no running statistics.
+    assert len(copies) == 6 and all(node.args[1].next is node for node in copies if node.args[1].target is aten.add.Tensor)
+    backward = [node for node in nodes if node.target is aten.native_batch_norm_backward.default]
+    assert len(backward) == 2 and all(node.args[3:5] == (None, None) for node in backward)
+    for _ in range(4):
+        compiled(x)
+        other(x)
+        for (name, one), (_, two) in zip(model.named_buffers(), other.named_buffers(), strict=True):
+            torch.testing.assert_close(one, two, msg=lambda text: f"{name}: {text}")
+
+
+@with_pytorch
+def test_masks_of_dropout_are_drawn_again_rather_than_saved(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    kept = []
+    layer = torch.nn.Linear(16, 32)
+    compiled = torch.compile(lambda x: torch.nn.functional.dropout(layer(x).exp(), 0.5) * 2, backend=as_gpu.backend)
+    x = torch.rand(64, 16)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        result = compiled(x)
+    result.sum().backward()
+    large = [tensor for tensor in kept if tensor.numel() == 64 * 32]
+    assert len(large) == 1 and large[0].dtype is torch.float32, [(tuple(tensor.shape), tensor.dtype) for tensor in kept]
+    # What was dropped has no gradient.
+    torch.testing.assert_close(layer.bias.grad, result.detach().sum(0))
+    assert 0.4 < float((result == 0).float().mean()) < 0.6
+
+
+@with_pytorch
+def test_attention_is_taken_before_pytorch_chooses(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def function(q, k, v, mask, is_causal, shares):
+        return attend(q, k, v, mask, is_causal=is_causal, enable_gqa=shares) * 2
+
+    # The heads of keys, the mask, whether it is causal, and the dtype of autocast.
+    narrow, math = torch.bfloat16, torch.nn.attention.SDPBackend.MATH
+    cases = [(4, None, False, None), (2, None, True, None), (1, "bias", False, None), (4, "bool", False, narrow), (4, "grad", False, None), (4, "bias", False, narrow)]
+    for heads, kind, is_causal, dtype in cases:
+        torch._dynamo.reset()
+        dynamo.forget()
+        leaves = [torch.randn(2, count, 9, 16, requires_grad=True) for count in (4, heads, heads)]
+        mask = {None: None, "bool": torch.rand(2, 1, 9, 9) > 0.3}.get(kind, torch.randn(1, 4, 9, 9, requires_grad=kind == "grad"))
+        leaves += [mask] if kind == "grad" else []
+        found = []
+        for one in (torch.compile(function, backend=as_gpu.backend, fullgraph=True), function):
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                result = one(*leaves[:3], mask, is_causal, heads == 2)
+            found.append([result, *torch.autograd.grad(result.float().square().sum(), leaves)])
+        graphs = dynamo.compiled()
+        assert all(not graph.passed_on and graph.taken <= 8 for graph in graphs), graphs
+        for one, other in zip(*found, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape), (heads, kind, one.dtype, one.shape, other.dtype, other.shape)
+            bound = 2e-5 if dtype is None else 2e-2
+            torch.testing.assert_close(one.float(), other.float(), rtol=bound, atol=bound * float(other.detach().abs().max()))
+    # A program may ask for products, and what has other sizes is PyTorch's.
+    q = torch.randn(2, 4, 9, 16)
+    for call, taken in ((lambda q: attend(q, q, q), False), (lambda q: attend(q[0], q[0], q[0]), True), (lambda q: attend(q[..., :6], q[..., :6], q), True)):
+        with torch.nn.attention.sdpa_kernel(math) if not taken else torch.no_grad():
+            nodes, result = of_graph(lambda one=call: torch.compile(one, backend=as_gpu.backend)(q))
+            torch.testing.assert_close(result, call(q), rtol=1e-4, atol=1e-5)
+        assert not any("thalweg_graph.attention" in str(node.target) for node in nodes)
