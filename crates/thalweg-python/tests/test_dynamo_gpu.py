@@ -444,6 +444,7 @@ def test_linear_algebra_and_distances_are_calls_of_the_table(torch, dynamo):
         (lambda a: torch.logdet(a @ a.mT), [matrix]),
         (lambda a: linalg.slogdet(a.mT)[1], [matrix]),
         (lambda a: linalg.svdvals(a), [matrix]),
+        (lambda a: linalg.svdvals(a), [other]),
         (lambda a: linalg.eigvalsh(a @ a.mT), [matrix]),
         (functional.bilinear, [torch.randn(4, 3), torch.randn(4, 2), torch.randn(5, 3, 2)]),
         *((lambda a, b, p=p: torch.cdist(a, b, p), [torch.randn(4, 3), torch.randn(5, 3)]) for p in (1.0, 2.0, 2.5, float("inf"))),
@@ -460,7 +461,9 @@ def test_linear_algebra_and_distances_are_calls_of_the_table(torch, dynamo):
             result = called(*leaves)
             results.append([result, *torch.autograd.grad(result, leaves, torch.linspace(0.5, 1, result.numel()).view(result.shape))])
         torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4, msg=lambda text: f"{place}: {text}")
-        assert not any(graph.passed_on for graph in dynamo.compiled()), (place, dynamo.compiled())
+        # PyTorch 2.15 keeps the check of a solution.
+        passed_on = {name for graph in dynamo.compiled() for name, _ in graph.passed_on} - {"aten._linalg_check_errors.default"}
+        assert not passed_on, (place, dynamo.compiled())
 
 
 @with_pytorch
@@ -486,7 +489,7 @@ def test_calls_that_the_table_refuses_are_pytorchs(torch, dynamo):
         torch._dynamo.reset()
         dynamo.forget()
         torch.set_default_dtype(torch.float64 if place == 6 else torch.float32)
-        for called in (torch.compile(function, backend=as_gpu.backend, dynamic=False), function):
+        for called in (torch.compile(function, backend=as_gpu.backend, dynamic=False, fullgraph=True), function):
             leaves = [one.clone().requires_grad_(one.is_floating_point()) for one in inputs]
             results.append(trained(torch, called, [], leaves))
         torch.set_default_dtype(torch.float32)
@@ -552,3 +555,123 @@ def test_gradients_that_are_read_otherwise_than_stored(torch, dynamo):
     assert imaginary.is_neg()
     found, expected = (torch.autograd.grad(called(real), real, (imaginary, imaginary)) for called in (stored, function))
     torch.testing.assert_close(found, expected)
+
+
+@with_pytorch
+def test_a_backward_pass_reads_the_old_values_of_inputs_that_the_forward_pass_writes(torch, dynamo):
+    import as_gpu
+
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.ones(()))
+            self.register_buffer("table", torch.arange(6.0).view(2, 3))
+
+        def forward(self, x):
+            self.count += 1
+            self.table.t().mul_(2)
+            return (x * self.count).sin() @ (self.table + 1)
+
+    for backend in ("thalweg", as_gpu.backend):
+        torch._dynamo.reset()
+        model, plain = Counting(), Counting()
+        compiled = torch.compile(model, backend=backend)
+        for _ in range(3):
+            x = torch.randn(4, 2, requires_grad=True)
+            results = [trained(torch, called, [], [x]) for called in (compiled, plain)]
+            torch.testing.assert_close(*results)
+            torch.testing.assert_close(list(model.buffers()), list(plain.buffers()))
+
+
+@with_pytorch
+def test_saved_values_are_computed_in_their_order(torch, dynamo):
+    import as_gpu
+
+    for function in (torch.sinc, lambda x: torch.sinc(x) * torch.sinc(x.exp()) + torch.linalg.svdvals(x).sum()):
+        torch._dynamo.reset()
+        x = torch.randn(3, 4, requires_grad=True)
+        found, expected = (trained(torch, called, [], [x]) for called in (torch.compile(function, backend=as_gpu.backend), function))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@with_pytorch
+def test_sizes_and_numbers_that_a_check_fixes_are_checked(torch, dynamo):
+    import as_gpu
+
+    def rows(x):
+        found = x.nonzero()
+        torch._check(found.size(0) == 2)
+        return found + 1
+
+    def number(x):
+        count = (x > 0).sum().item()
+        torch._check(count == 2)
+        return torch.ones(count) * x.sum()
+
+    def pairs(x):
+        positive, negative = x[x > 0], x[x < 0]
+        torch._check(positive.size(0) == negative.size(0))
+        return positive * negative
+
+    right, wrong = torch.tensor([1.0, 0.0, 2.0, -1.0, -1.0]), torch.tensor([1.0, 0.0, 2.0, 3.0, -1.0])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        for function, change in ((rows, torch.relu), (number, torch.clone), (pairs, torch.clone)):
+            torch._dynamo.reset()
+            compiled = torch.compile(function, backend=as_gpu.backend, fullgraph=True)
+            for _ in range(2):
+                torch.testing.assert_close(compiled(change(right)), function(change(right)))
+                try:
+                    compiled(change(wrong))
+                except RuntimeError as error:
+                    assert "must be" in str(error) or "Runtime assertion" in str(error), error
+                else:
+                    raise AssertionError("nothing was raised")
+
+
+@with_pytorch
+def test_regions_that_are_compiled_once_and_effects_are_parts_of_a_program(torch, dynamo):
+    import as_gpu
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    seen = []
+
+    @torch.library.custom_op("thalweg_test::see", mutates_args=())
+    def see(x: torch.Tensor, number: int) -> torch.Tensor:
+        seen.append(number)
+        return x.clone()
+
+    see.register_fake(lambda x, number: torch.empty_like(x))
+    _register_effectful_op("thalweg_test::see", _EffectType.ORDERED)
+
+    @torch.compiler.nested_compile_region
+    def region(x, y):
+        return (x * y).cos(), x + y
+
+    def function(x, y):
+        for number in range(3):
+            with torch.no_grad():
+                see(y, number)
+            x, y = region(x, y)
+        return x * y
+
+    dynamo.forget()
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    found, expected = (trained(torch, called, [], [x, y]) for called in (torch.compile(function, backend=as_gpu.backend, fullgraph=True), function))
+    torch.testing.assert_close(found, expected)
+    assert seen == [0, 1, 2] * 2, seen
+    passed_on = {name for graph in dynamo.compiled() for name, _ in graph.passed_on}
+    assert passed_on == {"thalweg_test.see.default"}, dynamo.compiled()
+
+
+@with_pytorch
+def test_results_that_nothing_reads_may_differ_from_those_of_the_trace(torch, dynamo):
+    import as_gpu
+
+    dynamo.forget()
+    # The gradient of the input, which needs none, has no elements in the table.
+    norm, plain, x = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3), torch.randn(5, 3)
+    for backend in ("thalweg", as_gpu.backend):
+        results = [trained(torch, called, one.parameters(), [x]) for one, called in ((norm, torch.compile(norm, backend=backend)), (plain, plain))]
+        torch.testing.assert_close(*results)
+        assert len(dynamo.compiled()) == 2 and not any(graph.passed_on for graph in dynamo.compiled()), dynamo.compiled()
+        torch._dynamo.reset()

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from thalweg.dynamo import _attention, _entry, _graph
 from thalweg.dynamo._decompositions import attention_on_cpu, attention_on_cpu_backward
+from thalweg.dynamo._inlined import inlined
 
 aten = torch.ops.aten
 
@@ -57,6 +58,7 @@ def decompositions():
 def moved(gm):
     """Moves the values of a graph to a GPU, with their strides. Numbers in the model, and values that are computed from
     numbers alone, stay on the CPU."""
+    inlined(gm)
     for node in list(gm.graph.nodes):
         # Lists of numbers are on the device that the model is on.
         if node.target is aten.lift_fresh_copy.default and node.meta["val"].dim() > 0:

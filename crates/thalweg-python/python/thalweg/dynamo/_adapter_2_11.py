@@ -16,6 +16,8 @@ from torch._guards import TracingContext
 from torch._inductor.compiler_bisector import BACKENDS, BisectSubsystem, CompilerBisector
 from torch._inductor.output_code import OutputCode
 
+from ._old_values import old_values_saved
+
 __all__ = [
     "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "empty_strided", "is_left_out",
     "keeps_draws", "keep_saved", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
@@ -71,12 +73,14 @@ def _saved_early(graph, results):
             wanted.update(node.all_input_nodes)
     if any(isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "streams" for node in graph.nodes):
         return
-    places = {node: (place, 0) for place, node in enumerate(graph.nodes)}
+    places, tails = {node: (place, 0) for place, node in enumerate(graph.nodes)}, dict(enumerate(graph.nodes))
     for place, node in enumerate(list(graph.nodes)):
         last = max(node.all_input_nodes, key=places.get, default=None)
         if node.op == "call_function" and node not in wanted and not node.is_impure() and last is not None and last.op != "placeholder":
-            last.append(node)
-            places[node] = places[last][0], place
+            first = places[last][0]
+            # What was moved to the same place before may be an argument, too.
+            tails[first].append(node)
+            tails[first], places[node] = node, (first, place)
 
 
 def aot(forward, backward, inference, decompositions, rewrite):
@@ -87,6 +91,7 @@ def aot(forward, backward, inference, decompositions, rewrite):
         with _loops_are_fused():
             passes = min_cut_rematerialization_partition(rewrite(joint), inputs, **options)
         _saved_early(passes[0].graph, options["num_fwd_outputs"])
+        old_values_saved(*passes, options["num_fwd_outputs"])
         passes[0].recompile()
         return passes
 

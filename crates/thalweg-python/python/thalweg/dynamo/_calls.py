@@ -141,7 +141,8 @@ REWRITTEN = {
     prims.convert_element_type.default: _convert,
     prims.device_put.default: lambda named: ("clone", {"self": named["a"]}),
     prims.view_of.default: lambda named: ("alias", {"self": named["a"]}),
-    aten._linalg_svd.default: _with_vectors("linalg_svd", "compute_uv", "A", "full_matrices", "driver"),
+    # Their defaults differ.
+    aten._linalg_svd.default: lambda named: _with_vectors("linalg_svd", "compute_uv", "A", "full_matrices", "driver")({"full_matrices": False, **named}),
     aten._linalg_eigh.default: lambda named: _with_vectors("linalg_eigh", "compute_v", "self", "UPLO")({"self": named["A"], **named}),
     **_attention.RULES,
     **_losses.RULES,

@@ -10,6 +10,7 @@ from thalweg import _core
 from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _pools as pools, _report as report, _writes as writes
 from ._capture import Captures
 from ._graph import Importer, takes
+from ._inlined import inlined, without_tokens
 from ._nodes import is_on_gpu
 from ._streams import external
 from ._versions import adapter
@@ -68,8 +69,10 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     """Returns a graph of ATen's operators as a program, which takes a list of inputs and empties it."""
     from ._code import Code
 
+    gm = inlined(gm)
     gm = channels.resolved(rewritten(gm) if kind == "inference" else gm)
     writes.early(gm.graph)
+    gm = without_tokens(gm)
     if kind == "backward":
         adapter().keep_saved()
     importer = Importer(gm, adapter().is_left_out)

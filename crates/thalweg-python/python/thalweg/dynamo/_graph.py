@@ -5,8 +5,9 @@ import functools
 import operator
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import CallMethodKey, free_unbacked_symbols
 from torch.fx.node import map_arg
+from torch.utils._pytree import key_get
 
 from thalweg._core import Place
 
@@ -17,7 +18,7 @@ from ._constants import Constants
 from ._description import Description, places
 from ._draws import SEEDS
 from ._given import is_dense, origins, results
-from ._integers import Integers, Unknown
+from ._integers import Integers, Unknown, require
 from ._losses import CHECKED_CLASSES
 from ._scalars import by_dtype, in_order, is_a_number, is_beside, moved_of, mover, number_in, tensors_of, tensors_read
 from ._streams import is_of_streams, number_of, streams_of
@@ -139,18 +140,20 @@ class Importer:
             if node.args[0] in self._bases:
                 self._bases[node] = self._bases[node.args[0]]
             return
-        if isinstance(value, int) and not isinstance(value, bool):
+        bindings = node.meta.get("unbacked_bindings")
+        if isinstance(value, (int, float)) and not bindings:
             self._values[node] = value
             return
         if (computed := self._constants.computed(node)) is not None:
             self._constant(node, computed)
             return
-        if isinstance(value, torch.SymInt):
+        if isinstance(value, torch.SymInt) and not bindings:
             try:
                 self._values[node] = self._integers.of(value)
                 return
             except Unknown:
                 pass
+        expected = self._expected(value, bindings)
         try:
             self._take(node, value)
             self.taken += 1
@@ -159,6 +162,34 @@ class Importer:
             has_tensors = any(isinstance(one, torch.Tensor) for one in [*tensors_of(value), *tensors_read(node)])
             if has_tensors and node.target is not operator.getitem and SEEDS not in node.meta:
                 self.passed_on[str(node.target), str(reason)] += 1
+        self._check_expected(node, expected)
+
+    def _expected(self, value, bindings):
+        """Returns the sizes and numbers that depend on the elements of a call, by their paths in its value, as far as the graph has them
+        already: it relies on those that a check of the model has fixed."""
+        found = {}
+        for path in (bindings or {}).values():
+            number = key_get(value, path)
+            is_size = len(path) > 1 and path[-2] == CallMethodKey("size")
+            if isinstance(number, (int, torch.SymInt)) and (is_size or not path):
+                try:
+                    found[path] = self._integers.of(number)
+                except Unknown:
+                    pass
+        return found
+
+    def _check_expected(self, node, expected):
+        """Adds checks that sizes and numbers are what the graph relies on."""
+        for path, number in expected.items():
+            found = key_get(self._values[node], path[:-2])
+            if path:
+                found = self._made.integer("size", [found, path[-1].idx])
+            else:
+                self._values[node] = number
+            slots = []
+            wanted = _replaced(number, slots, {})
+            check = Function(require, (_Hole(len(slots)), wanted), {})
+            self._made.external(check, [*slots, found.number], [], True, [], described(node))
 
     # ---- Calls of the table -----------------------------------------------------------------------------------------------
 
@@ -361,7 +392,7 @@ class Importer:
         """Returns the forms of a call's results, if one of them is written into memory of PyTorch's and all may be."""
         given = [(node, place) in self._given for place in range(len(values))]
         try:
-            if not any(given) or not all(is_dense(one) for one in values) or None in strides:
+            if not any(given) or node.meta.get("unbacked_bindings") or not all(is_dense(one) for one in values) or None in strides:
                 return [None] * len(values)
             return [([self._integers.of(size) for size in one.shape], calls.constant(one.dtype), is_given) for one, is_given in zip(values, given)]
         except Unknown:

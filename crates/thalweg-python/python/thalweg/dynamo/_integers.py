@@ -56,3 +56,7 @@ class Integers:
         return self._description.integer(name, [self._of(argument) for argument in expression.args])
 
 
+def require(found, expected):
+    """Checks a number that depends on elements, and that a graph was compiled for."""
+    if found != expected:
+        raise RuntimeError(f"a size or a number of the function is {found}, and must be {expected}")
