@@ -1,4 +1,4 @@
-"""What is changed in the graphs of PyTorch's compiler before they are divided: the order of images, pools, running statistics, masks, and attention."""
+"""Changes of the graphs of PyTorch's compiler before they are divided: the order of images, pools, running statistics, masks, and attention."""
 
 import copy
 import pathlib

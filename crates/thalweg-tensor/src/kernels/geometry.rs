@@ -172,7 +172,7 @@ impl Geometry {
             && inputs[0].layout().is_like_channels_last();
         let channels = if channels_last { shape[1] } else { 1 };
         let Some(kernel) = self.kernel(pass, [planes / channels.max(1), channels], dtype) else {
-            refuse_if!(pass.places() == Some(DType::U8), "places within these windows are no bytes");
+            refuse_if!(pass.places() == Some(DType::U8), "places within these windows do not fit into bytes");
             let space = match pass {
                 PoolPass::Average | PoolPass::Greatest => (self.windows, self.window_extents()),
                 _ => (self.extents, self.windows_of_a_point()),
