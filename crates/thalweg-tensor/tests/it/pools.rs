@@ -261,15 +261,15 @@ fn adaptive_windows_of_any_size_and_layout_are_those_of_a_plain_model() {
 #[test]
 fn places_within_windows_lead_to_the_same_gradients_as_places_in_planes() {
     // Windows, distance, padding, dilation, and whether windows may end beyond the padding.
-    let pools: [([i64; 2], [i64; 2], [i64; 2], [i64; 2], bool); 6] = [
-        ([2, 2], [2, 2], [0, 0], [1, 1], false),
-        ([3, 3], [2, 2], [1, 1], [1, 1], false),
-        ([3, 2], [1, 2], [1, 1], [2, 1], true),
-        ([1, 5], [3, 1], [0, 2], [1, 1], false),
-        ([2, 3], [2, 3], [1, 1], [3, 2], true),
-        ([15, 16], [1, 1], [7, 8], [1, 1], false),
+    let pools: [([[i64; 2]; 4], bool); 6] = [
+        ([[2, 2], [2, 2], [0, 0], [1, 1]], false),
+        ([[3, 3], [2, 2], [1, 1], [1, 1]], false),
+        ([[3, 2], [1, 2], [1, 1], [2, 1]], true),
+        ([[1, 5], [3, 1], [0, 2], [1, 1]], false),
+        ([[2, 3], [2, 3], [1, 1], [3, 2]], true),
+        ([[15, 16], [1, 1], [7, 8], [1, 1]], false),
     ];
-    for (number, (kernel, stride, padding, dilation, ceil_mode)) in pools.into_iter().enumerate() {
+    for (number, (lists, ceil_mode)) in pools.into_iter().enumerate() {
         // Few channels, and as many as a thread computes at once.
         for (channels, is_last) in [(3, false), (3, true), (16, true)] {
             let format = if is_last { MemoryFormat::ChannelsLast } else { MemoryFormat::Contiguous };
@@ -278,8 +278,7 @@ fn places_within_windows_lead_to_the_same_gradients_as_places_in_planes() {
             let x = x.mul_scalar(3.0).unwrap().round().unwrap();
             let x = if number % 2 == 0 { x.div(&x).unwrap().add(&x).unwrap() } else { x };
             let x = x.contiguous_in(format).unwrap();
-            let numbers =
-                [ints(&kernel), ints(&stride), ints(&padding), ints(&dilation), Value::Bool(ceil_mode)];
+            let numbers = lists.iter().map(|list| ints(list)).chain([Value::Bool(ceil_mode)]);
             let arguments: Vec<Value> = [of(&x)].into_iter().chain(numbers.clone()).collect();
             let wanted = call("max_pool2d_with_indices", &arguments);
             let found = call("thalweg::max_pool2d_within", &arguments);
