@@ -156,6 +156,11 @@ def test_attention_is_taken_before_pytorch_chooses(torch, dynamo):
             assert (one.dtype, one.shape) == (other.dtype, other.shape), (heads, kind, one.dtype, one.shape, other.dtype, other.shape)
             bound = 2e-5 if dtype is None else 2e-2
             torch.testing.assert_close(one.float(), other.float(), rtol=bound, atol=bound * float(other.detach().abs().max()))
+    # Autocast casts every float but those of 64 bits.
+    for dtype in (torch.float16, torch.float64):
+        q = torch.randn(2, 4, 9, 16, dtype=dtype)
+        with torch.autocast("cpu", narrow):
+            assert torch.compile(lambda q: attend(q, q, q) * 2, backend=as_gpu.backend)(q).dtype is attend(q, q, q).dtype
     # A program may ask for products, and what has other sizes is PyTorch's.
     q = torch.randn(2, 4, 9, 16)
     calls = (lambda q: attend(q, q, q), False), (lambda q: attend(q[0], q[0], q[0]), True), (lambda q: attend(q[..., :6], q[..., :6], q), True)

@@ -4,6 +4,7 @@ Without a GPU such graphs compile all the same, and their programs run on the si
 """
 
 import functools
+from unittest import mock
 
 import torch
 from torch._guards import detect_fake_mode
@@ -28,9 +29,6 @@ class OnCpu(Function):
 
 
 _graph.Function = OnCpu
-
-# Attention is replaced before its values move to a GPU.
-_attention.is_on_gpu = lambda tensor: True
 
 
 def _attention_of_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
@@ -93,7 +91,9 @@ def backend(gm, inputs):
     gm = _attention.replaced(gm)
     compilers = [functools.partial(compiler, kind=kind) for kind in ("forward", "backward", "inference")]
     rewrite = functools.partial(_entry.rewritten, is_on_gpu=lambda tensor: True)
-    return _entry.adapter().aot(*compilers, decompositions, rewrite)(gm, inputs)
+    # Attention is traced here, before its values move to a GPU.
+    with mock.patch.object(_attention, "is_on_gpu", lambda tensor: True):
+        return _entry.adapter().aot(*compilers, decompositions, rewrite)(gm, inputs)
 
 
 def traced(function, inputs):

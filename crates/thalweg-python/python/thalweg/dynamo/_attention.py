@@ -70,10 +70,12 @@ def _takes(query, key, value, mask, dropout):
     features = query.shape[-1]
     is_alike = query.dtype == key.dtype == value.dtype and query.dtype in _MOST_FEATURES
     is_known = all(isinstance(size, int) for size in (features, value.shape[-1], query.shape[1], key.shape[1]))
+    has_elements = all(not isinstance(size, int) or size > 0 for one in (query, key, value) for size in one.shape)
     return (
         (not dropout or dropout < 1.0 and _draws.are_ours(query.device))
         and is_alike
         and is_known
+        and has_elements
         and features == value.shape[-1]
         and features % (16 // query.element_size()) == 0
         and features <= _MOST_FEATURES[query.dtype]
@@ -202,10 +204,15 @@ def _fit(query, key, value, enable_gqa):
     return share_heads and query.shape[0] == key.shape[0] == value.shape[0]
 
 
+def _in_autocast(tensor):
+    """Returns a tensor as autocast would pass it to attention."""
+    kind = tensor.device.type
+    is_cast = torch.is_autocast_enabled(kind) and tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.to(torch.get_autocast_dtype(kind)) if is_cast else tensor
+
+
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-    kind = query.device.type
-    narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-    q, k, v = (one.to(narrow) if one.dtype is torch.float32 else one for one in (query, key, value))
+    q, k, v = map(_in_autocast, (query, key, value))
     mask = attn_mask.to(q.dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
     if not (_is_wanted() and is_on_gpu(query) and _fit(query, key, value, enable_gqa)) or (is_causal and mask is not None) or not _takes(q, k, v, mask, dropout_p):
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
