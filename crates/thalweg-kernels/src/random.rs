@@ -238,23 +238,23 @@ impl Placed<Draw, Operands> {
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let (draw, at, [_]): (Draw, Operands, _) = arguments::unpack("random numbers", launch)?;
+    let [seed, offset, source, result, mask] = at;
+    let state = [launch.read::<i64>(seed, 1)?[0], launch.read::<i64>(offset, 1)?[0]];
     if draw.distribution == Distribution::Kept {
-        let [seed, offset, _, result, _] = at;
-        let state = [launch.read::<i64>(seed, 1)?[0], launch.read::<i64>(offset, 1)?[0]];
         let (kept, probability) =
             (launch.write::<u8>(result, draw.elements as usize)?, draw.numbers[0] as f32);
         draw.each(state, |place, number| kept[place] = u8::from(number < probability));
         return Ok(());
     }
-    with_float!("random numbers", draw.dtype, T => run::<T>(launch, &draw, at))
+    with_float!("random numbers", draw.dtype, T => run::<T>(launch, &draw, state, [source, result, mask]))
 }
 
 fn run<T: Element>(
     launch: &HostLaunch<'_>,
     draw: &Draw,
-    [seed, offset, source, result, mask]: Operands,
+    state: [i64; 2],
+    [source, result, mask]: [DevicePointer; 3],
 ) -> Result<(), HostFault> {
-    let state = [launch.read::<i64>(seed, 1)?[0], launch.read::<i64>(offset, 1)?[0]];
     let count = draw.elements as usize;
     let result = launch.write::<T>(result, count)?;
     let [first, second] = draw.numbers.map(|number| number as f32);

@@ -267,42 +267,21 @@ impl Geometry {
         Ok(self.pool(pass, &[gradient], planes, shape, label)?.swap_remove(0))
     }
 
-    /// Returns the greatest element of each window and its index in the plane, in this shape.
+    /// Returns the greatest element of each window and its place, in this shape: its index in the plane as int64, or its place within
+    /// the window as uint8.
     pub(crate) fn greatest(
         &self,
+        places: DType,
         x: &Tensor,
         planes: usize,
         shape: &[usize],
         label: Label,
     ) -> Result<Tensors> {
-        let pass = (PoolPass::Greatest, [&GREATEST_OF_WINDOWS, &GREATEST_ADAPTIVE]);
-        self.pool(pass, &[x], planes, shape, label)
+        let pass = if places == DType::U8 { PoolPass::GreatestWithin } else { PoolPass::Greatest };
+        self.pool((pass, [&GREATEST_OF_WINDOWS, &GREATEST_ADAPTIVE]), &[x], planes, shape, label)
     }
 
-    /// Returns the greatest element of each window and its place within the window as a byte, in this shape.
-    pub(crate) fn greatest_within(
-        &self,
-        x: &Tensor,
-        planes: usize,
-        shape: &[usize],
-        label: Label,
-    ) -> Result<Tensors> {
-        self.pool((PoolPass::GreatestWithin, [&GREATEST_OF_WINDOWS; 2]), &[x], planes, shape, label)
-    }
-
-    /// Returns the gradient of [`Geometry::greatest_within`] for an input of this shape.
-    pub(crate) fn greatest_within_backward(
-        &self,
-        inputs: [&Tensor; 2],
-        planes: usize,
-        shape: &[usize],
-        label: Label,
-    ) -> Result<Tensor> {
-        let pass = (PoolPass::GreatestWithinBackward, [&GREATEST_OF_WINDOWS_BACKWARD; 2]);
-        Ok(self.pool(pass, &inputs, planes, shape, label)?.swap_remove(0))
-    }
-
-    /// Returns the gradient of [`Geometry::greatest`] for an input of this shape.
+    /// Returns the gradient of [`Geometry::greatest`] for an input of this shape, from that of the elements and their places.
     pub(crate) fn greatest_backward(
         &self,
         inputs: [&Tensor; 2],
@@ -310,8 +289,9 @@ impl Geometry {
         shape: &[usize],
         label: Label,
     ) -> Result<Tensor> {
+        let is_within = inputs[1].dtype() == DType::U8;
+        let pass = if is_within { PoolPass::GreatestWithinBackward } else { PoolPass::GreatestBackward };
         let operators = [&GREATEST_OF_WINDOWS_BACKWARD, &GREATEST_ADAPTIVE_BACKWARD];
-        let pass = (PoolPass::GreatestBackward, operators);
-        Ok(self.pool(pass, &inputs, planes, shape, label)?.swap_remove(0))
+        Ok(self.pool((pass, operators), &inputs, planes, shape, label)?.swap_remove(0))
     }
 }

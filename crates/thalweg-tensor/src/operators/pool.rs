@@ -144,7 +144,7 @@ const fn means_backward<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
 /// Returns the body of the greatest elements of windows.
 const fn extrema<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
     Differentiable(
-        |call| greatest(call, Kind { axes: AXES, is_adaptive: IS_ADAPTIVE, is_max: true }),
+        |call| greatest(call, Kind { axes: AXES, is_adaptive: IS_ADAPTIVE, is_max: true }, DType::I64),
         const { &Formula { inputs: &[], outputs: &[1], backward: extrema_gradient::<AXES, IS_ADAPTIVE> } },
     )
 }
@@ -493,10 +493,11 @@ fn means_backward_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(
     })
 }
 
-fn greatest(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
+fn greatest(call: &Call<'_>, kind: Kind, places: DType) -> Result<Tensors> {
     kind.check_dtype(call)?;
     let pool = Pool::of(call, kind, call.tensor(0).shape(), 1)?;
-    let results = pool.geometry.greatest(&call.tensor(0).detach(), pool.planes, &pool.output, call.label)?;
+    let x = call.tensor(0).detach();
+    let results = pool.geometry.greatest(places, &x, pool.planes, &pool.output, call.label)?;
     let format = format_of(call.tensor(0));
     results.iter().map(|result| in_format(result, format)).collect()
 }
@@ -523,11 +524,7 @@ const OF_IMAGES: Kind = Kind { axes: 2, is_adaptive: false, is_max: true };
 
 /// Returns the greatest element of each window of images, and its place within the window as a byte.
 pub(super) fn greatest_within(call: &Call<'_>) -> Result<Tensors> {
-    OF_IMAGES.check_dtype(call)?;
-    let x = call.tensor(0).detach();
-    let pool = Pool::of(call, OF_IMAGES, x.shape(), 1)?;
-    let results = pool.geometry.greatest_within(&x, pool.planes, &pool.output, call.label)?;
-    results.iter().map(|result| in_format(result, format_of(&x))).collect()
+    greatest(call, OF_IMAGES, DType::U8)
 }
 
 /// Returns the gradient of [`greatest_within`] for images of a size.
@@ -543,8 +540,7 @@ pub(super) fn greatest_within_backward(call: &Call<'_>) -> Result<Tensors> {
     let size = per_axis("size", &call.ints(7), 2, 1)?;
     let shape: Shape = gradient.shape()[..gradient.rank() - 2].iter().chain(&size[1..]).copied().collect();
     let pool = Pool::of_backward(call, OF_IMAGES, &shape, gradient.shape())?;
-    let inputs = [&gradient, &places];
-    let result = pool.geometry.greatest_within_backward(inputs, pool.planes, &shape, call.label)?;
+    let result = pool.geometry.greatest_backward([&gradient, &places], pool.planes, &shape, call.label)?;
     in_format(&result, format_of(&places)).map(single)
 }
 
