@@ -27,6 +27,8 @@ pub struct Exchange {
     alias: Py<PyAny>,
     /// Returns the addresses of a list of tensors.
     addresses: Py<PyAny>,
+    /// Returns whether no other tensor uses the memory of a tensor to which there is one reference.
+    is_alone: Py<PyAny>,
     /// Whether tensors of the front end are in the memory of the program's device, and are not copied.
     pub is_in_place: bool,
 }
@@ -52,15 +54,20 @@ impl Exchange {
             .collect::<PyResult<_>>()?;
         let function = |name| Ok::<_, PyErr>(functions.as_any().get_item(name)?.unbind());
         let is_in_place = functions.as_any().get_item("is_in_place")?.extract()?;
-        let [empty_strided, alias, addresses] =
-            [function("empty_strided")?, function("alias")?, function("addresses")?];
-        Ok(Self { dtypes, empty_strided, alias, addresses, is_in_place })
+        let [empty_strided, alias] = [function("empty_strided")?, function("alias")?];
+        let [addresses, is_alone] = [function("addresses")?, function("is_alone")?];
+        Ok(Self { dtypes, empty_strided, alias, addresses, is_alone, is_in_place })
     }
 
     /// Returns the addresses of tensors of the front end.
     pub fn addresses(&self, tensors: &Bound<'_, PyList>) -> PyResult<Vec<u64>> {
         let made = self.addresses.bind(tensors.py()).call1((tensors,))?;
         made.cast::<PyList>()?.iter().map(|address| address.extract()).collect()
+    }
+
+    /// Returns whether no other tensor uses the memory of a tensor.
+    pub fn is_alone(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.is_alone.bind(tensor.py()).call1((tensor,))?.is_truthy()
     }
 
     /// Returns a tensor of this package over a tensor of the front end.

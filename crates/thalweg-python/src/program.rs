@@ -79,10 +79,11 @@ impl Program {
     ///
     /// A step is a tuple of its kind, its parts, the slots that no later step reads, and its node. `outputs` has references to
     /// slots and other objects. `kept` has the slots whose objects of the front end are needed after their first use, and `varying` the
-    /// inputs that are numbers, or whose sizes may differ between calls. `may_repeat` is whether what a call does depends on numbers, sizes and settings alone.
+    /// inputs that are numbers, or whose sizes may differ between calls; `given_away` has those that nothing but the list of inputs needs
+    /// once a call has begun. `may_repeat` is whether what a call does depends on numbers, sizes and settings alone.
     /// `exchange` converts tensors of the front end; without it, inputs and outputs are tensors of this package.
     #[new]
-    #[pyo3(signature = (steps, slots, inputs, outputs, device, constants, kept, exchange=None, varying=Vec::new(), may_repeat=true))]
+    #[pyo3(signature = (steps, slots, inputs, outputs, device, constants, kept, exchange=None, varying=Vec::new(), may_repeat=true, given_away=Vec::new()))]
     #[expect(
         clippy::too_many_arguments,
         reason = "a description has these parts, which are read here and only here"
@@ -99,6 +100,7 @@ impl Program {
         exchange: Option<&Bound<'_, PyDict>>,
         varying: Vec<usize>,
         may_repeat: bool,
+        given_away: Vec<usize>,
     ) -> PyResult<Self> {
         let steps = steps.iter().map(Step::read).collect::<PyResult<Vec<_>>>()?;
         let device = crate::device::or_current(py, Some(device))?;
@@ -112,9 +114,10 @@ impl Program {
         }
         let exchange = exchange.map(Exchange::read).transpose()?;
         let can_repeat = may_repeat && exchange.as_ref().is_some_and(|exchange| exchange.is_in_place);
-        let varying = || (0..inputs.len()).filter(|&place| varying.contains(&inputs[place])).collect();
+        let places =
+            |slots: &[usize]| (0..inputs.len()).filter(|&place| slots.contains(&inputs[place])).collect();
         let program = Self {
-            repeats: can_repeat.then(|| Repeats::new(varying())),
+            repeats: can_repeat.then(|| Repeats::new(places(&varying), places(&given_away))),
             parts: parts_of(&steps),
             slots,
             inputs,

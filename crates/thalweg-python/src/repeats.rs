@@ -6,6 +6,10 @@
 //! of a call, and a block may be where an input was that was let go. A program repeats its calls if its tensors are in memory of the front end, no step uses another stream, and no function of the
 //! front end returns a number or sizes that depend on elements. What else a call depends on is the key of its commands: numbers among
 //! the inputs, sizes that vary, and settings.
+//!
+//! Inputs that the front end gives away, such as saved tensors that only this backward pass reads, may be written where they are read for
+//! the last time. That is planned if nothing else holds them, which each call checks; a call in which something does runs the steps, and
+//! the next one is recorded again, without.
 
 use std::hash::BuildHasher;
 use std::ops::Range;
@@ -61,6 +65,8 @@ struct Repeat {
     outputs: Vec<Known>,
     /// The pairs of inputs that are one tensor.
     same: Vec<(usize, usize)>,
+    /// The inputs whose memory the commands write after its last use.
+    overwritten: Vec<usize>,
     /// The most bytes by which the memory of inputs and new tensors grows during a call.
     peak_bytes: i64,
 }
@@ -68,8 +74,10 @@ struct Repeat {
 /// The state of calls with a key.
 #[derive(Clone)]
 enum State {
-    /// One call has run.
-    Seen,
+    /// One call has run. The next one is recorded; it keeps what is in inputs, or may write those that were given away.
+    Seen {
+        keeps: bool,
+    },
     Recorded(Arc<Repeat>),
     /// Calls are not repeated, for this reason.
     Refused(Arc<str>),
@@ -80,6 +88,8 @@ pub struct Repeats {
     known: Mutex<Vec<(Key, State)>>,
     /// The places of the inputs that are numbers, and of tensors whose sizes may vary.
     varying: Vec<usize>,
+    /// The places of the inputs that the front end gives away.
+    given_away: Vec<usize>,
 }
 
 /// The parts of a program that a call reads.
@@ -92,15 +102,15 @@ pub struct Parts<'a> {
 
 impl Repeats {
     /// Makes the state of a program, of which no call was recorded.
-    pub fn new(varying: Vec<usize>) -> Self {
-        Self { known: Mutex::new(Vec::new()), varying }
+    pub fn new(varying: Vec<usize>, given_away: Vec<usize>) -> Self {
+        Self { known: Mutex::new(Vec::new()), varying, given_away }
     }
 
     /// Returns the operators of the commands of each recorded call, or the reason why there are none, and the most bytes by which memory
     /// grows during the call.
     pub fn describe(&self) -> Vec<(Vec<&'static str>, String, i64)> {
         let describe = |(_, state): &(Key, State)| match state {
-            State::Seen => None,
+            State::Seen { .. } => None,
             State::Recorded(repeat) => {
                 let operators = repeat.commands.labels().map(|label| label.operator).collect();
                 Some((operators, String::new(), repeat.peak_bytes))
@@ -127,18 +137,21 @@ impl Repeats {
         match self.state(&key) {
             None => {
                 let results = call()?;
-                self.set(key, State::Seen);
+                self.set(key, State::Seen { keeps: false });
                 Ok(results)
             }
-            Some(State::Seen) => {
-                let passed = Passed::of(inputs, parts);
-                journal::begin(passed.sources);
+            Some(State::Seen { keeps }) => {
+                let Passed { sources, same, held } = Passed::of(inputs, parts);
+                journal::begin(sources);
                 let (results, commands) = command_list::record(&stream, call);
                 let journal = journal::end();
                 let results = results?;
                 let known = journal.known_all(&results);
+                let may_overwrite =
+                    |place| !keeps && self.given_away.contains(&place) && !held.contains(&place);
                 let made = commands.and_then(|commands| {
-                    Repeat::new(py, commands, journal, (passed.same, passed.held), known?, parts.exchange)
+                    let lists = (same, &held[..]);
+                    Repeat::new(py, (commands, journal), lists, may_overwrite, known?, parts.exchange)
                 });
                 let state = match made {
                     Ok(repeat) => {
@@ -149,6 +162,11 @@ impl Repeats {
                     Err(reason) => State::Refused(reason.into()),
                 };
                 self.set(key, state);
+                Ok(results)
+            }
+            Some(State::Recorded(repeat)) if !repeat.may_overwrite(inputs, parts.exchange)? => {
+                let results = call()?;
+                self.set(key, State::Seen { keeps: true });
                 Ok(results)
             }
             Some(State::Recorded(repeat)) => match repeat.call(py, inputs, parts)? {
@@ -260,12 +278,13 @@ impl Passed {
 }
 
 impl Repeat {
-    /// Makes a repeated call of a recorded one. `same` and `held` are those of [`Passed`].
+    /// Makes a repeated call of a recorded one. `same` and `held` are those of [`Passed`], and `may_overwrite` says which inputs may be
+    /// written after their last use.
     fn new(
         py: Python<'_>,
-        commands: RecordedCommands,
-        journal: Journal,
-        (same, held): (Vec<(usize, usize)>, Vec<usize>),
+        (commands, journal): (RecordedCommands, Journal),
+        (same, held): (Vec<(usize, usize)>, &[usize]),
+        may_overwrite: impl Fn(usize) -> bool,
         outputs: Vec<Known>,
         exchange: &Exchange,
     ) -> Result<Self, String> {
@@ -278,7 +297,13 @@ impl Repeat {
             Source::Constant(_) => true,
             Source::Made(_) => outputs.iter().any(|output| output.source() == Some(source)),
         };
-        let commands = commands.plan(|number| lasts(given[number]));
+        let is_free = |number: usize| matches!(given[number], Source::Input(place) if may_overwrite(place));
+        let commands = commands.plan(|number| lasts(given[number]), is_free);
+        let overwritten = commands.overwritten().filter_map(|number| match given[number] {
+            Source::Input(place) => Some(place),
+            _ => None,
+        });
+        let overwritten = overwritten.collect();
         for (number, bytes) in commands.blocks() {
             let arguments = exchange.arguments_of_block(py, bytes).map_err(|error| error.to_string())?;
             given.push(Source::Made(made.len()));
@@ -286,7 +311,21 @@ impl Repeat {
         }
         let events = events(&commands, &given, &made, &calls, &outputs);
         let peak_bytes = peak_bytes(&commands, &given, &events, lasts);
-        Ok(Self { commands, given, events, made, calls, outputs, same, peak_bytes })
+        Ok(Self { commands, given, events, made, calls, outputs, same, overwritten, peak_bytes })
+    }
+
+    /// Returns whether nothing but the list of inputs holds those that the commands write.
+    fn may_overwrite(&self, inputs: &Bound<'_, PyList>, exchange: &Exchange) -> PyResult<bool> {
+        for &place in &self.overwritten {
+            let input = inputs.get_item(place)?;
+            // SAFETY: the object is alive, and the interpreter's lock is held.
+            let references = unsafe { ffi::Py_REFCNT(input.as_ptr()) };
+            // The list's reference, and this one.
+            if references > 2 || !exchange.is_alone(&input)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Queues the commands for these inputs, and returns the results; `None` if their memory does not fit the commands.

@@ -19,6 +19,8 @@ Place = _core.Place
 class Borrowed:
     """A tensor of the front end, with the methods of PyTorch that a program calls."""
 
+    is_alone = True
+
     def __init__(self, tensor):
         self.tensor = tensor
         self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
@@ -52,6 +54,7 @@ def exchange():
         "empty_strided": lambda size, stride, dtype: Borrowed(thalweg.empty_strided(size, stride, dtype=dtype)),
         "alias": lambda base, size, stride, offset: Borrowed(base.tensor.as_strided(size, stride, offset)),
         "addresses": lambda tensors: [tensor.data_ptr() for tensor in tensors],
+        "is_alone": lambda tensor: tensor.is_alone,
         "is_in_place": True,
     }
 
@@ -362,3 +365,50 @@ def test_memory_of_repeated_calls_is_known_and_little_more_than_that_of_single_b
         assert len(commands) == len(products) and measured == predicted, f"seed {seed}, case {case}: {len(commands)}, {measured}, {predicted}"
         found.append((given + predicted) / least)
     assert max(found) < 1.25 and sum(found) / len(found) < 1.12, f"seed {seed}: {found}"
+
+
+def given_away(rows, columns, places):
+    """Returns the program of `((a * b).exp() @ c, (a * b).exp().sum())`, whose inputs at these places are given away."""
+    made = Description()
+    a, b, c = (made.slot() for _ in range(3))
+    made.inputs = [a, b, c]
+    made.given_away = [made.inputs[place] for place in places]
+    p, e, m, s = (made.slot() for _ in range(4))
+    made.call("mul.Tensor", [Place(a), Place(b)], [(p, None, None)], "mul")
+    made.call("exp", [Place(p)], [(e, None, None)], "exp")
+    made.call("mm", [Place(e), Place(c)], [(m, [2, 1], ([rows, 2], thalweg.float32, True))], "mm")
+    made.call("sum", [Place(e)], [(s, [], ([], thalweg.float32, True))], "sum")
+    made.outputs = [Place(m), Place(s)]
+    return _core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=[], exchange=exchange(), given_away=made.given_away)
+
+
+def test_inputs_that_are_given_away_are_written_unless_something_holds_them():
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    for case in range(6):
+        rows, columns = draw.randrange(60, 200), draw.randrange(60, 200)
+        places = draw.sample(range(3), draw.randrange(4))
+        may_write = 0 in places or 1 in places
+        program, growths = given_away(rows, columns, places), set()
+        for call in range(9):
+            a, b, c = (thalweg.randn(shape) for shape in ((rows, columns), (rows, columns), (columns, 2)))
+            copies = [one.clone() for one in (a, b, c)]
+            expected = (a * b).exp()
+            expected = [(expected @ c).tolist(), expected.sum().item()]
+            passed, held = [Borrowed(a), Borrowed(b), Borrowed(c)], None
+            if call == 5:
+                held = passed[draw.choice([0, 1])]
+                both = [held, *passed] if draw.random() < 0.5 else None
+                held.is_alone = both is not None
+                for one in passed:
+                    # Both would be free to be written, and either may be.
+                    one.is_alone = held.is_alone
+            product, total = program(passed)
+            where = f"seed {seed}, case {case}, call {call}"
+            assert [product.tensor.tolist(), total.tensor.item()] == expected, where
+            changed = [not thalweg.equal(one, copy) for one, copy in zip((a, b, c), copies)]
+            allowed = [place in places and 2 <= call < 5 for place in range(3)]
+            assert all(may or not was for may, was in zip(allowed, changed)), f"{where}: {changed}"
+            assert any(changed) == (may_write and 2 <= call < 5), f"{where}: {changed}"
+            growths.update(growth for commands, _, growth in program._repeats() if commands)
+        assert len(growths) == 1 + may_write, f"seed {seed}, case {case}: {growths}"

@@ -56,10 +56,16 @@ pub struct RecordedCommands {
 }
 
 impl RecordedCommands {
-    /// Plans the memory of the commands. `lasts` says which given and made memory stays allocated after its last use.
-    pub fn plan(self, lasts: impl Fn(usize) -> bool) -> CommandList {
+    /// Plans the memory of the commands. `lasts` says which given and made memory stays allocated after its last use, and
+    /// `may_overwrite` which given memory may be written after its last use.
+    pub fn plan(self, lasts: impl Fn(usize) -> bool, may_overwrite: impl Fn(usize) -> bool) -> CommandList {
+        let overlaps = overlaps(&self.memories);
+        let owners = self.owners(|given| {
+            may_overwrite(given as usize)
+                && !overlaps.iter().any(|&(one, other, _)| [one, other].contains(&given))
+        });
         let Self { memories, commands } = self;
-        let uses = uses(&commands, memories.len(), |memory| memory);
+        let uses = uses(&commands, memories.len(), |memory| owners[memory as usize]);
         let mut others = vec![0; commands.len()];
         let mut intervals = Vec::new();
         for (number, (memory, used)) in memories.iter().zip(&uses).enumerate() {
@@ -75,7 +81,6 @@ impl RecordedCommands {
             }
         }
         let mut given: Vec<Numbered> = memories.iter().filter_map(Numbered::of).collect();
-        let overlaps = overlaps(&memories);
         let mut places: Vec<Place> =
             memories.iter().map(|memory| Place { memory: memory.given.unwrap_or(0), offset: 0 }).collect();
         let results = given.len();
@@ -89,7 +94,49 @@ impl RecordedCommands {
                 is_made: true,
             });
         }
-        CommandList { given, results, overlaps, places, commands }
+        let mut overwritten = Vec::new();
+        for (memory, &owner) in owners.iter().enumerate().filter(|&(memory, &owner)| memory as u32 != owner) {
+            places[memory] = places[owner as usize];
+            overwritten.extend(memories[owner as usize].given);
+        }
+        overwritten.sort_unstable();
+        overwritten.dedup();
+        CommandList { given, results, overlaps, overwritten, places, commands }
+    }
+
+    /// Returns for each memory the one whose place it takes, or itself: its first command writes it, point by point, where the
+    /// command reads the other for the last time.
+    fn owners(&self, may_overwrite: impl Fn(u32) -> bool) -> Vec<u32> {
+        let Self { memories, commands } = self;
+        let uses = uses(commands, memories.len(), |memory| memory);
+        let mut spans = vec![0; memories.len()];
+        for touched in commands.iter().flat_map(|command| &command.touched) {
+            let span: &mut u64 = &mut spans[touched.place.memory as usize];
+            *span = (*span).max(touched.place.offset + touched.bytes);
+        }
+        let mut owners: Vec<u32> = (0..memories.len() as u32).collect();
+        let mut is_taken = vec![false; memories.len()];
+        for (at, command) in commands.iter().enumerate() {
+            for &[read, written] in &command.aligned {
+                let [one, other] = [read.memory as usize, written.memory as usize];
+                let owner = &memories[owners[one] as usize];
+                let has_room = spans[other] <= owner.bytes && read.offset == written.offset;
+                let may = match owner.given {
+                    None => true,
+                    Some(given) => {
+                        !owner.is_made && alignment_of(owner.start) == MOST_ALIGNED && may_overwrite(given)
+                    }
+                };
+                let ends = uses[one].is_some_and(|(_, last)| last == at);
+                let begins = uses[other].is_some_and(|(first, _)| first == at);
+                let is_free = memories[other].given.is_none() && owners[other] as usize == other;
+                if may && has_room && ends && begins && is_free && !is_taken[one] {
+                    owners[other] = owners[one];
+                    is_taken[one] = true;
+                }
+            }
+        }
+        owners
     }
 }
 
@@ -159,6 +206,8 @@ pub struct CommandList {
     results: usize,
     /// The pairs of given memory that overlap, with the distance of their addresses.
     overlaps: Vec<(u32, u32, u64)>,
+    /// The given memory that commands write after its last use.
+    overwritten: Vec<u32>,
     /// The number and the offset of each memory that commands use.
     places: Vec<Place>,
     commands: Vec<Recorded>,
@@ -183,6 +232,11 @@ impl CommandList {
     /// Returns the number and the size of each block, which is made memory that the commands need beside the results.
     pub fn blocks(&self) -> impl Iterator<Item = (usize, u64)> {
         (self.results..self.given.len()).map(|number| (number, self.given[number].bytes))
+    }
+
+    /// Returns the numbers of the given memory that commands write after its last use.
+    pub fn overwritten(&self) -> impl Iterator<Item = usize> {
+        self.overwritten.iter().map(|&number| number as usize)
     }
 
     /// Returns the size of numbered memory, in units of allocation.
@@ -335,7 +389,7 @@ mod tests {
             stream.copy_on_device(b.pointer(), own.pointer(), BYTES, label())
         });
         copied.unwrap();
-        let list = list.unwrap().plan(|_| true);
+        let list = list.unwrap().plan(|_| true, |_| false);
         assert_eq!((list.len(), list.uses()), (2, vec![Some((0, 0)), Some((1, 1)), Some((0, 1))]));
         let blocks: Vec<_> = list.blocks().collect();
         assert_eq!(blocks, [(2, UNIT_BYTES)]);
@@ -378,7 +432,7 @@ mod tests {
             note_given(a.pointer(), BYTES);
             note_given(a.pointer().offset(16), 16);
         });
-        let list = list.unwrap().plan(|_| true);
+        let list = list.unwrap().plan(|_| true, |_| false);
         let inside = |offset| [b.pointer(), b.pointer().offset(offset)];
         assert!(list.fits(&inside(16)));
         assert!(!list.fits(&inside(32)), "the distance is another one");

@@ -16,8 +16,9 @@ use smallvec::SmallVec;
 use thalweg_driver::{Cluster, DevicePointer, Label, Launch, LaunchMode};
 use thalweg_ir::{Geometry, LaunchArguments};
 
-use crate::accesses::{accesses, extents};
+use crate::accesses::{accesses, aligned, extents};
 use crate::loaded::{LaunchKey, LoadedKernel, PreparedLaunch};
+use crate::recorder;
 use crate::{Device, Result, Stream};
 
 /// The number of prepared launches that a device keeps: a few times the number that the largest models have, at about half a
@@ -49,7 +50,8 @@ impl PreparedLaunch {
         }
         let sizes = LaunchArguments::sizes(kernel, geometry);
         let extents = extents(kernel, geometry, device.instrument().is_some());
-        Ok(Self { rows: geometry.rows(), shape, mode, shared_memory_bytes, extents, sizes, loaded })
+        let (rows, aligned) = (geometry.rows(), aligned(kernel, geometry));
+        Ok(Self { rows, shape, mode, shared_memory_bytes, extents, aligned, sizes, loaded })
     }
 }
 
@@ -119,6 +121,10 @@ impl Stream {
             accesses: &[],
             label,
         };
-        self.submit_launch(launch, |list| accesses(list, &prepared.extents, inputs, outputs))
+        self.submit_launch(launch, |list| accesses(list, &prepared.extents, inputs, outputs))?;
+        recorder::note_aligned(prepared.aligned.iter().map(|&(input, output)| {
+            [inputs[usize::from(input)], outputs[usize::from(output)]].map(DevicePointer::address)
+        }));
+        Ok(())
     }
 }

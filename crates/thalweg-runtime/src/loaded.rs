@@ -102,6 +102,8 @@ pub struct PreparedLaunch {
     pub(crate) shared_memory_bytes: u32,
     /// The extent that each operand touches.
     pub(crate) extents: SmallVec<[Extent; 8]>,
+    /// The inputs and outputs whose elements are at the same places: the launch may write the output where it reads the input.
+    pub(crate) aligned: SmallVec<[(u8, u8); 2]>,
     /// The words of the arguments that follow the scalars.
     pub(crate) sizes: SmallVec<[u64; 16]>,
 }

@@ -62,6 +62,8 @@ pub(crate) struct Recorded {
     /// The arguments that are addresses.
     pub(crate) addresses: SmallVec<[(u32, Place); 6]>,
     pub(crate) touched: SmallVec<[Touched; 4]>,
+    /// Places that are read, each with one that is written: the command may write where it reads.
+    pub(crate) aligned: SmallVec<[[Place; 2]; 1]>,
     pub(crate) label: Label,
 }
 
@@ -214,7 +216,8 @@ impl Recorder {
             return;
         };
         let addresses = (0..).zip(words).filter_map(|(at, &word)| Some((at, self.place(word)?))).collect();
-        self.commands.push(Recorded { work, words: words.into(), addresses, touched, label });
+        let aligned = SmallVec::new();
+        self.commands.push(Recorded { work, words: words.into(), addresses, touched, aligned, label });
     }
 }
 
@@ -226,6 +229,21 @@ pub(crate) fn note_launch(stream: StreamKey, launch: &Launch<'_>) {
         let work = Work::Launch { function, grid, block, shared_memory_bytes, mode };
         let work = words.is_ok().then_some(work);
         recorder.add(stream, label, accesses, words.unwrap_or_default(), work);
+    });
+}
+
+/// Notes pairs of addresses: the last command may write at the second where it reads at the first, if it has no other operand there.
+#[inline]
+pub(crate) fn note_aligned(pairs: impl Iterator<Item = [u64; 2]>) {
+    note(|recorder| {
+        let pairs: SmallVec<[[Place; 2]; 1]> = pairs
+            .filter_map(|[read, written]| Some([recorder.place(read)?, recorder.place(written)?]))
+            .collect();
+        let Some(command) = recorder.commands.last_mut() else { return };
+        let operands = &command.addresses;
+        let is_one =
+            |place: &Place| operands.iter().filter(|(_, other)| other.memory == place.memory).count() == 1;
+        command.aligned = pairs.into_iter().filter(|pair| pair.iter().all(is_one)).collect();
     });
 }
 

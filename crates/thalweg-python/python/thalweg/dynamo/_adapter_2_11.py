@@ -19,8 +19,8 @@ from torch._inductor.output_code import OutputCode
 from ._old_values import old_values_saved
 
 __all__ = [
-    "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "empty_strided", "is_left_out",
-    "keeps_draws", "keep_saved", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
+    "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "empty_strided", "given_away", "is_alone",
+    "is_left_out", "keeps_draws", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
 ]  # fmt: skip
 
 # What the bisector of compilers leaves out, one after the other: calls of the table.
@@ -124,12 +124,21 @@ def caching(tag):
         yield
 
 
-def keep_saved():
-    """Notes that the backward pass that is being compiled writes into no saved tensor, so that `retain_graph` may run it again."""
+def given_away():
+    """Returns the places of the inputs that only the backward pass that is being compiled reads: saved tensors that are no results of the
+    forward pass, and share memory with none. PyTorch then knows of none, so that `retain_graph` may keep them."""
     context = TracingContext.try_get()
-    given_away = context.fw_metadata.bw_donated_idxs if context and context.fw_metadata else None
-    if given_away:
-        given_away.clear()
+    known = context.fw_metadata.bw_donated_idxs if context and context.fw_metadata else None
+    places = list(known or ())
+    if known:
+        known.clear()
+    return places
+
+
+def is_alone(tensor):
+    """Returns whether no other tensor uses the memory of a tensor to which there is one reference."""
+    # A storage is counted for its tensor and for the object that is made here.
+    return tensor._use_count() == 1 and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2
 
 
 def keeps_draws():

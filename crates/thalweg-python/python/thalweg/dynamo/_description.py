@@ -16,6 +16,8 @@ class Description:
         self.kept, self.lasting = [], []
         # The inputs whose sizes may differ between calls.
         self.varying = []
+        # The inputs that nothing else needs once a call has begun.
+        self.given_away = []
         # Whether what a call does depends on numbers, sizes and settings alone, and happens on one stream.
         self.may_repeat = True
 

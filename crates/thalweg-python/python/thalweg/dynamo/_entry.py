@@ -73,10 +73,11 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     gm = channels.resolved(rewritten(gm) if kind == "inference" else gm)
     writes.early(gm.graph)
     gm = without_tokens(gm)
-    if kind == "backward":
-        adapter().keep_saved()
+    given_away = adapter().given_away() if kind == "backward" else []
     importer = Importer(gm, adapter().is_left_out)
     description = importer.description()
+    if captures is None:
+        description.given_away = [description.inputs[place] for place in given_away]
     streams = importer.streams if importer.uses_streams else None
     placeholders = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     gradients = [place for place, name in enumerate(placeholders) if kind == "backward" and name.startswith("tangents")]
@@ -102,9 +103,9 @@ def program(description, device, streams=None):
     def addresses(tensors):
         return list(map(data_ptr, tensors))
 
-    data_ptr = torch.Tensor.data_ptr
-    exchange = {"dtypes": dtypes(), "empty_strided": adapter().empty_strided(where), "alias": torch.Tensor.as_strided, "addresses": addresses, "is_in_place": is_gpu}
-    options = {name: getattr(description, name) for name in ("constants", "kept", "varying", "may_repeat")}
+    data_ptr, is_alone = torch.Tensor.data_ptr, adapter().is_alone
+    exchange = {"dtypes": dtypes(), "empty_strided": adapter().empty_strided(where), "alias": torch.Tensor.as_strided, "addresses": addresses, "is_alone": is_alone, "is_in_place": is_gpu}
+    options = {name: getattr(description, name) for name in ("constants", "kept", "varying", "may_repeat", "given_away")}
     made = _core.Program(*description.parts(), device=own, exchange=exchange, **options)
 
     raw_stream = adapter().raw_stream
