@@ -135,13 +135,13 @@ fn may_repeat(segment: &Segment) -> bool {
     (1..nodes.len()).any(repeats)
 }
 
-/// Returns whether a loop may write memory where it reads other memory: point by point, the same elements.
+/// Returns whether a loop may write memory where it reads other memory: point by point, the same elements, which no reduction needs.
 fn writes_over(of: &Loop, read: &Interval, written: &Interval) -> bool {
     let count = of.inputs.len();
     let uses = |operands: &[Operand], memory: u32| {
         operands.iter().filter(|operand| operand.memory == memory).count()
     };
-    if of.combines() || read.bytes != written.bytes || uses(&of.inputs, written.memory) > 0 {
+    if read.bytes != written.bytes || uses(&of.inputs, written.memory) > 0 {
         return false;
     }
     if uses(&of.inputs, read.memory) != 1
@@ -154,7 +154,8 @@ fn writes_over(of: &Loop, read: &Interval, written: &Interval) -> bool {
     let output =
         of.outputs.iter().position(|operand| operand.memory == written.memory).expect("it is written");
     let body = &of.launch.body;
-    body.inputs[input].dtype.size_bytes() == body.outputs[output].dtype.size_bytes()
+    !body.reduces(input)
+        && body.inputs[input].dtype.size_bytes() == body.outputs[output].dtype.size_bytes()
         && of.inputs[input].offset == of.outputs[output].offset
         && of.launch.placements[input] == of.launch.placements[count + output]
 }

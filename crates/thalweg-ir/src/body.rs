@@ -557,4 +557,19 @@ impl Body {
         }
         point
     }
+
+    /// Returns whether a reduction depends on the elements of an input. Where none does, a row is not read again once it is written.
+    pub fn reduces(&self, input: usize) -> bool {
+        let mut depends = vec![false; self.nodes.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            depends[index] = match node {
+                Node::Load { input: read } => usize::from(*read) == input,
+                Node::Reduced { reduction } => {
+                    depends[self.reductions[usize::from(*reduction)].value.index()]
+                }
+                other => other.operands().any(|operand| depends[operand.index()]),
+            };
+        }
+        self.reductions.iter().any(|reduction| depends[reduction.value.index()])
+    }
 }

@@ -52,19 +52,17 @@ pub(crate) fn accesses(
     }
 }
 
-/// Returns the pairs of an input and an output of which each point reads and writes the elements at the same places, and of the same size.
-/// A kernel that combines no points may write such an output over the input.
+/// Returns the pairs of an input and an output of which each point reads and writes the elements at the same places, and of the same size,
+/// where the kernel does not combine the input's elements. Such an output may be written over the input.
 pub(crate) fn aligned(kernel: &Kernel, geometry: &Geometry) -> SmallVec<[(u8, u8); 2]> {
     let (body, operands) = (&kernel.body, &geometry.operands);
-    if !body.reductions.is_empty() {
-        return SmallVec::new();
-    }
     let outputs = body.outputs.iter().enumerate().filter(|(_, output)| output.scatter.is_none());
     let pairs = outputs.flat_map(|(output, written)| {
         let inputs = body.inputs.iter().enumerate().filter(move |&(input, read)| {
             let is_strided = matches!(operands[input], OperandGeometry::Strided { .. });
             is_strided
                 && !body.uses_offsets(input)
+                && !body.reduces(input)
                 && read.dtype.size_bytes() == written.dtype.size_bytes()
                 && operands[input] == operands[body.inputs.len() + output]
         });

@@ -27,7 +27,7 @@ fn offset(strides: [u64; 4], at: [usize; 4]) -> usize {
 /// the windows that contain it, the last one first.
 fn terms(sizes: &Depthwise, axis: usize, at: usize) -> Vec<(usize, usize)> {
     let (padding, stride, kernel) =
-        (sizes.padding[axis] as usize, sizes.stride as usize, sizes.kernel as usize);
+        (sizes.padding[axis] as usize, sizes.stride as usize, sizes.kernel[axis] as usize);
     let within = |(from, _): &(usize, usize), extent: u64| *from < extent as usize;
     if sizes.pass == DepthwisePass::Output {
         let read =
@@ -56,18 +56,18 @@ fn of_points<T: Element>(
     let bias = launch.read::<T>(bias, if has_bias { sizes.channels as usize } else { 0 })?;
     let result = launch.write::<T>(result, counts[1])?;
     let [height, width] = extents.map(|extent| extent as usize);
-    let kernel = sizes.kernel as usize;
+    let [high, wide] = sizes.kernel.map(|extent| extent as usize);
     let [rows, columns] = [(0, height), (1, width)]
         .map(|(axis, extent)| -> Vec<_> { (0..extent).map(|at| terms(sizes, axis, at)).collect() });
     for image in 0..sizes.images as usize {
         for channel in 0..sizes.channels as usize {
-            let weight = &weight[channel * kernel * kernel..][..kernel * kernel];
+            let weight = &weight[channel * high * wide..][..high * wide];
             for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
                 let mut sum = if has_bias { bias[channel].to_f64() } else { 0.0 };
                 for &(row, j) in &rows[y] {
                     for &(column, k) in &columns[x] {
                         let value = read[offset(read_strides, [image, channel, row, column])].to_f64();
-                        sum = rounded::<T>(weight[j * kernel + k].to_f64().mul_add(value, sum));
+                        sum = rounded::<T>(weight[j * wide + k].to_f64().mul_add(value, sum));
                     }
                 }
                 result[offset(written_strides, [image, channel, y, x])] = T::from_f64(sum);
@@ -119,7 +119,7 @@ fn add_part<T: Element>(
 ) {
     let [rows, columns] = sizes.output.map(|extent| extent as usize);
     let runs = columns.div_ceil(RUN as usize);
-    let (kernel, stride, parts) = (sizes.kernel as usize, sizes.stride as usize, sizes.parts() as usize);
+    let (wide, stride, parts) = (sizes.kernel[1] as usize, sizes.stride as usize, sizes.parts() as usize);
     let lanes = if sizes.channels_last { 1 } else { 32 };
     // The position of an element of a window, if it is a point of the plane.
     let inside = |axis: usize, window: usize, element: usize| {
@@ -129,12 +129,15 @@ fn add_part<T: Element>(
     let all = sizes.images as usize * rows * runs;
     let own = (part * lanes..all).step_by(parts * lanes).flat_map(|run| run..(run + lanes).min(all));
     for run in own {
-        let (line, first) = (run / runs, run % runs * RUN as usize);
-        let (image, row) = (line / rows, line % rows);
+        let (image, row, first) = match sizes.is_by_rows() {
+            true => (run / rows / runs, run % rows, run / rows % runs),
+            false => (run / runs / rows, run / runs % rows, run % runs),
+        };
+        let first = first * RUN as usize;
         for column in first..(first + RUN as usize).min(columns) {
             let factor = gradient[offset(sizes.strides[0], [image, channel, row, column])].to_f64();
             for (element, sum) in sums.iter_mut().enumerate() {
-                let at = inside(0, row, element / kernel).zip(inside(1, column, element % kernel));
+                let at = inside(0, row, element / wide).zip(inside(1, column, element % wide));
                 let Some((y, x)) = at else { continue };
                 let value = input[offset(sizes.strides[1], [image, channel, y, x])].to_f64();
                 *sum = rounded::<T>(factor.mul_add(value, *sum));

@@ -1,6 +1,7 @@
-//! [`Depthwise`]: a convolution whose groups have one channel each, with square windows, and its gradients.
+//! [`Depthwise`]: a convolution whose groups have one channel each, with square windows or lines, and its gradients.
 //!
-//! The library's engines for windows at distance 2, and for large ones, take several times as long as ours. A point of the output is a sum over its window, one of
+//! The library's engines for windows at distance 2, and for large ones, take several times as long as ours. Windows that are lines, also
+//! those of convolutions along one axis, have any number of elements. A point of the output is a sum over its window, one of
 //! the input's gradient a sum over the windows that contain it; a thread computes it for several images at once. The weight's gradient is
 //! a sum over all windows of a channel, which warps compute in [parts](Depthwise::parts), four windows of a row at a time; the caller adds
 //! the parts. Operands have any strides, so parts of wider tensors need no copy. The host function adds in the order of the points.
@@ -52,8 +53,8 @@ pub struct Depthwise {
     pub strides: [[u64; 4]; 2],
     /// Whether neighbouring threads have neighbouring channels.
     pub channels_last: bool,
-    /// The extent of a window along each axis.
-    pub kernel: u64,
+    /// The extents of a window: equal, or 1 and the number of elements of a line.
+    pub kernel: [u64; 2],
     /// The distance from one window to the next.
     pub stride: u64,
     /// The dtype of the elements. 16-bit floats are summed in f32.
@@ -70,6 +71,12 @@ choices! { DepthwisePass: DepthwisePass::ALL }
 /// The windows and their distances for which there are kernels, and the dtypes.
 const KERNELS: [u64; 4] = [3, 5, 7, 9];
 const STRIDES: [u64; 2] = [1, 2];
+/// The most elements of a window that is a line.
+const LONGEST_LINE: u64 = 1 << 20;
+/// The elements of a line whose gradients a block computes.
+const COLUMNS: u64 = 16;
+/// The neighbouring points of a line that a thread computes.
+const LINE_RUN: u64 = 8;
 /// The extent of windows from which on the library is slower at every distance and in every layout.
 const LARGE: u64 = 9;
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
@@ -84,9 +91,18 @@ const LEAST_RUNS: u64 = 4;
 const MANY_WARPS: u64 = 1 << 13;
 const MANY_WIDE_WARPS: u64 = 1 << 11;
 
-/// Returns whether our kernels are faster than the library's for windows of this extent and distance.
+/// Returns whether our kernels are faster than the library's for square windows of this extent and distance.
 const fn is_faster([kernel, stride]: [u64; 2], channels_last: bool) -> bool {
     kernel >= LARGE || stride == 2 && !channels_last
+}
+
+/// The windows of a kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Windows {
+    /// Squares of an extent at a distance.
+    Squares { kernel: u64, stride: u64 },
+    /// Lines of any number of elements along the last axis at distance 1.
+    Lines,
 }
 
 /// A variant of a kernel.
@@ -95,8 +111,7 @@ struct Variant {
     pass: DepthwisePass,
     /// Whether lanes of the weight's gradient have a channel each.
     is_wide: bool,
-    kernel: u64,
-    stride: u64,
+    windows: Windows,
     dtype: DType,
 }
 
@@ -108,14 +123,16 @@ impl Variant {
             (DepthwisePass::Weight, false),
             (DepthwisePass::Weight, true),
         ];
-        let sizes = KERNELS.into_iter().flat_map(|kernel| STRIDES.map(|stride| (kernel, stride)));
-        let all = sizes.flat_map(move |(kernel, stride)| {
+        let squares = |kernel| STRIDES.map(|stride| Windows::Squares { kernel, stride });
+        let windows = KERNELS.into_iter().flat_map(squares).chain([Windows::Lines]);
+        let all = windows.flat_map(move |windows| {
             let forms = forms.into_iter();
-            forms.flat_map(move |(pass, is_wide)| {
-                DTYPES.map(|dtype| Self { pass, is_wide, kernel, stride, dtype })
-            })
+            forms.flat_map(move |(pass, is_wide)| DTYPES.map(|dtype| Self { pass, is_wide, windows, dtype }))
         });
-        all.filter(|variant| is_faster([variant.kernel, variant.stride], variant.is_wide))
+        all.filter(|variant| match variant.windows {
+            Windows::Squares { kernel, stride } => is_faster([kernel, stride], variant.is_wide),
+            Windows::Lines => true,
+        })
     }
 
     fn name(&self) -> String {
@@ -125,19 +142,35 @@ impl Variant {
             (DepthwisePass::Weight, false) => "weight",
             (DepthwisePass::Weight, true) => "weight_wide",
         };
-        format!("depthwise_{form}_{}_{}_{}", self.kernel, self.stride, self.dtype.name())
+        match self.windows {
+            Windows::Squares { kernel, stride } => {
+                format!("depthwise_{form}_{kernel}_{stride}_{}", self.dtype.name())
+            }
+            Windows::Lines => format!("depthwise_{form}_line_{}", self.dtype.name()),
+        }
     }
 
     fn print(&self) -> String {
-        let source = Source::new(&self.name())
-            .elements(self.dtype)
-            .define("KERNEL", self.kernel)
-            .define("STRIDE", self.stride)
-            .flag("CHANNELS_LAST", self.is_wide)
-            .flag("BACKWARD", self.pass != DepthwisePass::Output);
-        match self.pass {
-            DepthwisePass::Weight => source.print(include_str!("weight.cu")),
-            _ => source.print(include_str!("points.cu")),
+        let name = self.name();
+        let source = Source::new(&name).elements(self.dtype);
+        let backward = self.pass != DepthwisePass::Output;
+        let (rows, columns, stride) = match self.windows {
+            Windows::Squares { kernel, stride } => (kernel, kernel, stride),
+            Windows::Lines => (1, COLUMNS, 1),
+        };
+        match (self.pass, self.windows) {
+            (DepthwisePass::Weight, _) => source
+                .define("ROWS", rows)
+                .define("COLUMNS", columns)
+                .define("STRIDE", stride)
+                .flag("CHANNELS_LAST", self.is_wide)
+                .print(include_str!("weight.cu")),
+            (_, Windows::Squares { kernel, stride }) => source
+                .define("KERNEL", kernel)
+                .define("STRIDE", stride)
+                .flag("BACKWARD", backward)
+                .print(include_str!("points.cu")),
+            (_, Windows::Lines) => source.flag("BACKWARD", backward).print(include_str!("line.cu")),
         }
     }
 }
@@ -152,9 +185,19 @@ impl Depthwise {
     pub fn is_taken(&self) -> bool {
         let is_small = |extents: [u64; 2]| extents[0].saturating_mul(extents[1]) < 1 << 30;
         let inner = if self.channels_last { self.channels } else { 1 };
-        is_faster([self.kernel, self.stride], self.channels_last)
-            && KERNELS.contains(&self.kernel)
-            && STRIDES.contains(&self.stride)
+        let [rows, columns] = self.kernel;
+        let has_kernel = match self.windows() {
+            Windows::Squares { kernel, stride } => {
+                rows == columns
+                    && is_faster([kernel, stride], self.channels_last)
+                    && KERNELS.contains(&kernel)
+                    && STRIDES.contains(&stride)
+            }
+            Windows::Lines => {
+                self.stride == 1 && self.padding[0] == 0 && (LARGE..=LONGEST_LINE).contains(&columns)
+            }
+        };
+        has_kernel
             && DTYPES.contains(&self.dtype)
             && is_small(self.input)
             && is_small(self.output)
@@ -177,17 +220,30 @@ impl Depthwise {
         (runs / (lanes * LEAST_RUNS)).min(warps).max(1)
     }
 
+    fn windows(&self) -> Windows {
+        match self.kernel {
+            [1, _] => Windows::Lines,
+            [kernel, _] => Windows::Squares { kernel, stride: self.stride },
+        }
+    }
+
     fn variant(&self) -> Variant {
-        let Self { pass, kernel, stride, dtype, .. } = *self;
+        let Self { pass, dtype, .. } = *self;
         let is_wide = pass == DepthwisePass::Weight && self.channels_last;
-        Variant { pass, is_wide, kernel, stride, dtype }
+        Variant { pass, is_wide, windows: self.windows(), dtype }
+    }
+
+    /// Returns whether the rows of the input are closer in memory than its columns, so that neighbouring lanes have neighbouring rows.
+    fn is_by_rows(&self) -> bool {
+        let [_, [_, _, row, column]] = self.strides;
+        row < column
     }
 
     /// Returns the number of elements, counted from the first, of the output's gradient, of the input or its gradient, and of the weight.
     fn spans(&self) -> [u64; 3] {
         let Self { images, channels, output, input, strides, .. } = *self;
         let of = |extents: [u64; 2], strides| span([images, channels, extents[0], extents[1]], strides);
-        [of(output, strides[0]), of(input, strides[1]), channels * self.kernel * self.kernel]
+        [of(output, strides[0]), of(input, strides[1]), channels * self.kernel[0] * self.kernel[1]]
     }
 }
 
@@ -219,7 +275,10 @@ impl NativeKernel for Placed<Depthwise, [DevicePointer; 4]> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let Depthwise { images, channels, input, output, channels_last, .. } = self.kernel;
-        let points = |[height, width]: [u64; 2]| height * width;
+        let points = |[height, width]: [u64; 2]| match self.kernel.windows() {
+            Windows::Squares { .. } => height * width,
+            Windows::Lines => height * width.div_ceil(LINE_RUN),
+        };
         let (inner, apart) = if channels_last { (channels, 1) } else { (1, channels) };
         if images * channels == 0 {
             return None;
@@ -230,7 +289,12 @@ impl NativeKernel for Placed<Depthwise, [DevicePointer; 4]> {
             DepthwisePass::Weight => {
                 let columns = if channels_last { channels.div_ceil(32) } else { channels };
                 let blocks = self.kernel.parts().div_ceil(WARPS);
-                Some(LaunchShape { grid: [blocks as u32, columns as u32, 1], block: [BLOCK as u32, 1, 1] })
+                let shares = match self.kernel.windows() {
+                    Windows::Squares { .. } => 1,
+                    Windows::Lines => self.kernel.kernel[1].div_ceil(COLUMNS),
+                };
+                let grid = [blocks, columns, shares].map(|extent| extent as u32);
+                Some(LaunchShape { grid, block: [BLOCK as u32, 1, 1] })
             }
         }
     }

@@ -23,7 +23,7 @@ struct arguments {
     u64 output_strides[4];
     u64 input_strides[4];
     u64 channels_last;
-    u64 kernel;
+    u64 kernel[2];
     u64 stride;
     u64 dtype;
     u64 pass;

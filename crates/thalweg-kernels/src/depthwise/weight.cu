@@ -1,8 +1,9 @@
-// Parts of the weight gradient of a depthwise convolution, one part per warp. KERNEL is the extent of a window, STRIDE the distance
-// between windows.
+// Parts of the weight gradient of a depthwise convolution, one part per warp. ROWS and COLUMNS are the extents of a window, or of the part
+// of it that a block along z handles; STRIDE is the distance between windows.
 #ifndef NAME
 #include "../defaults.cuh"
-#define KERNEL 5
+#define ROWS 5
+#define COLUMNS 5
 #define STRIDE 2
 #define CHANNELS_LAST 0
 #endif
@@ -21,7 +22,7 @@ struct arguments {
     u64 output_strides[4];
     u64 input_strides[4];
     u64 channels_last;
-    u64 kernel;
+    u64 kernel[2];
     u64 stride;
     u64 dtype;
     u64 pass;
@@ -29,20 +30,20 @@ struct arguments {
 };
 
 // The windows of a row that a lane handles at once, and the elements of a row of the input in them.
-constexpr i32 RUN = 4, READ = (RUN - 1) * STRIDE + KERNEL;
+constexpr i32 RUN = 4, READ = (RUN - 1) * STRIDE + COLUMNS;
 
-// Adds the products of a run of windows to the sums of a channel.
+// Adds the products of a run of windows to the sums of a channel, for elements of the windows from a column on.
 static __device__ __forceinline__ void
-add_run(const arguments& x, const Element* const gradient, const Element* const input, const i32 row, const i32 first, Sum (&sums)[KERNEL][KERNEL]) {
+add_run(const arguments& x, const Element* const gradient, const Element* const input, const i32 row, const i32 first, const i32 column, Sum (&sums)[ROWS][COLUMNS]) {
     const i32 height = i32(x.input_extents[0]), width = i32(x.input_extents[1]);
     Sum factors[RUN];
     #pragma unroll
     for (i32 i = 0; i < RUN; ++i) {
         factors[i] = first + i < i32(x.output[1]) ? Sum(LOAD(gradient[u64(row) * x.output_strides[2] + u64(first + i) * x.output_strides[3]])) : Sum(0);
     }
-    const i32 top = row * STRIDE - i32(x.padding[0]), left = first * STRIDE - i32(x.padding[1]);
+    const i32 top = row * STRIDE - i32(x.padding[0]), left = first * STRIDE - i32(x.padding[1]) + column;
     #pragma unroll
-    for (i32 j = 0; j < KERNEL; ++j) {
+    for (i32 j = 0; j < ROWS; ++j) {
         if (top + j < 0 || top + j >= height) {
             continue;
         }
@@ -53,7 +54,7 @@ add_run(const arguments& x, const Element* const gradient, const Element* const 
             values[at] = left + at >= 0 && left + at < width ? Sum(LOAD(line[u64(left + at) * x.input_strides[3]])) : Sum(0);
         }
         #pragma unroll
-        for (i32 k = 0; k < KERNEL; ++k) {
+        for (i32 k = 0; k < COLUMNS; ++k) {
             #pragma unroll
             for (i32 i = 0; i < RUN; ++i) {
                 sums[j][k] = fma(factors[i], values[i * STRIDE + k], sums[j][k]);
@@ -71,21 +72,26 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     if (part >= x.part_count || channel >= x.channels) {
         return;
     }
-    const u32 rows = u32(x.output[0]);
+    const u32 rows = u32(x.output[0]), first = blockIdx.z * COLUMNS;
+    // Neighbouring lanes have neighbouring rows where these are adjacent in memory.
+    const bool by_rows = x.input_strides[2] < x.input_strides[3];
     const u64 all = x.images * rows * runs, step = x.part_count * (CHANNELS_LAST ? 1 : 32);
-    Sum sums[KERNEL][KERNEL] = {};
+    Sum sums[ROWS][COLUMNS] = {};
     for (u64 run = CHANNELS_LAST ? part : part * 32 + lane; run < all; run += step) {
-        const u32 line = u32(run / runs), column = u32(run - u64(line) * runs);
-        const u32 image = line / rows, row = line - image * rows;
+        const u32 inner = by_rows ? rows : runs, outer = by_rows ? runs : rows;
+        const u32 line = u32(run / inner), within = u32(run - u64(line) * inner);
+        const u32 image = line / outer, other = line - image * outer;
+        const u32 row = by_rows ? within : other, column = by_rows ? other : within;
         const Element* const gradient = x.gradient + image * x.output_strides[0] + channel * x.output_strides[1];
         const Element* const input = x.input + image * x.input_strides[0] + channel * x.input_strides[1];
-        add_run(x, gradient, input, i32(row), i32(column) * RUN, sums);
+        add_run(x, gradient, input, i32(row), i32(column) * RUN, i32(first), sums);
     }
-    const u64 to = (part * x.channels + channel) * (KERNEL * KERNEL);
+    const u32 columns = u32(x.kernel[1]);
+    const u64 to = (part * x.channels + channel) * (ROWS * columns) + first;
     #pragma unroll
-    for (i32 j = 0; j < KERNEL; ++j) {
+    for (i32 j = 0; j < ROWS; ++j) {
         #pragma unroll
-        for (i32 k = 0; k < KERNEL; ++k) {
+        for (i32 k = 0; k < COLUMNS; ++k) {
             Sum sum = sums[j][k];
             if (!CHANNELS_LAST) {
                 #pragma unroll
@@ -93,11 +99,11 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
                     sum += __shfl_down_sync(0xffffffffu, sum, distance);
                 }
             }
-            if (CHANNELS_LAST || lane == 0) {
+            if ((CHANNELS_LAST || lane == 0) && first + k < columns) {
                 if (x.part_count == 1) {
-                    ((Element*)x.parts)[to + j * KERNEL + k] = STORE(sum);
+                    ((Element*)x.parts)[to + j * columns + k] = STORE(sum);
                 } else {
-                    ((Sum*)x.parts)[to + j * KERNEL + k] = sum;
+                    ((Sum*)x.parts)[to + j * columns + k] = sum;
                 }
             }
         }

@@ -179,20 +179,34 @@ fn add_bias(result: &Tensor, bias: &Tensor, label: Label) -> Result<()> {
 
 /// Returns a convolution whose groups have one channel each, or a gradient of it, by a kernel of ours; `None` if there is none.
 fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> Result<Option<Tensor>> {
-    let (first, second) = (call.tensor(0).detach(), call.tensor(1).detach());
-    let is_square = |list: [u64; 3]| list[0] == 1 && list[1] == list[2];
+    let [_, high, wide] = shape.kernel;
     let is_depthwise = [shape.input_channels, shape.output_channels] == [shape.groups; 2]
-        && first.rank() == 4
-        && is_square(shape.kernel)
+        && (3..=4).contains(&call.tensor(0).rank())
+        && (high == wide || high == 1 || wide == 1)
         && shape.stride[1] == shape.stride[2]
         && shape.dilation == [1; 3];
     if !is_depthwise || call.bool(9) {
         return Ok(None);
     }
+    // One axis has no layout with channels last, as whose operand the tensor would be read far apart.
+    let operand = |place| match call.tensor(place).detach() {
+        line if line.rank() == 3 => line.contiguous(),
+        image => Ok(image),
+    };
+    let (first, second) = (operand(0)?, operand(1)?);
+    // The elements of a window that is a line are along the last axis.
+    let is_turned = wide == 1;
     let is_last = |x: &Tensor| x.layout().is_like_channels_last();
     let channels_last = is_last(&first) || computed == Computed::Weight && is_last(&second);
-    let last_two = |list: [u64; 3]| [list[1], list[2]];
-    let strides = |x: &Tensor| -> [u64; 4] { std::array::from_fn(|dim| x.layout().strides()[dim] as u64) };
+    let last_two = |list: [u64; 3]| if is_turned { [list[2], list[1]] } else { [list[1], list[2]] };
+    let strides = |x: &Tensor| -> [u64; 4] {
+        match x.layout().strides() {
+            &[image, channel, point] => [image, channel, 0, point],
+            &[image, channel, row, column] if is_turned => [image, channel, column, row],
+            all => std::array::from_fn(|dim| all[dim]),
+        }
+        .map(|stride| stride as u64)
+    };
     let mut kernel = Depthwise {
         images: shape.batch,
         channels: shape.groups,
@@ -201,7 +215,7 @@ fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> R
         padding: last_two(shape.padding),
         strides: [strides(&first), strides(&second)],
         channels_last,
-        kernel: shape.kernel[1],
+        kernel: last_two(shape.kernel),
         stride: shape.stride[1],
         dtype: first.dtype(),
         pass: match computed {
