@@ -313,7 +313,8 @@ def line_of(row):
 
 
 def table(rows, backends):
-    """Prints a table of the rows, a line for each model, and the geometric means of the speed over eager."""
+    """Prints a table of the rows, a line for each model, and the geometric means over models: of the speed over eager, and of time, memory and
+    first step by Inductor's."""
     models = collections.defaultdict(dict)
     for row in rows:
         models[row["suite"], row["name"], row["mode"]][row["backend"]] = row
@@ -328,13 +329,18 @@ def table(rows, backends):
             elif "ms" in row:
                 cells.append(f"{row['ms']} ms, {row['peak_mib']} MiB, {row['first_s']} s")
                 if "ms" in eager:
-                    ratios[backend, mode].append(eager["ms"] / row["ms"])
+                    ratios[backend, mode, "times as fast as eager"].append(eager["ms"] / row["ms"])
                     cells[-1] += f", {eager['ms'] / row['ms']:.2f} x"
+                inductor = each.get("inductor", {})
+                if backend != "inductor" and "ms" in inductor:
+                    for key, unit in (("ms", "time"), ("peak_mib", "memory"), ("first_s", "first step")):
+                        ratios[backend, mode, f"of Inductor's {unit}"].append(row[key] / inductor[key])
             else:
                 cells.append(row.get("problem", "")[:60].replace("|", "/"))
         print(f"| {name} | {mode} | " + " | ".join(cells) + " |")
-    for (backend, mode), each in sorted(ratios.items()):
-        print(f"{backend}, {mode}: {math.exp(statistics.fmean(map(math.log, each))):.3f} x eager over {len(each)} models")
+    for (backend, mode, what), each in sorted(ratios.items()):
+        mean = math.exp(statistics.fmean(map(math.log, each)))
+        print(f"{backend}, {mode}: {mean:.3f} {what} over {len(each)} models, from {min(each):.2f} to {max(each):.2f}")
 
 
 def arguments():

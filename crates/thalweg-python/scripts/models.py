@@ -480,6 +480,8 @@ def measured(name, options, device):
         with torch.autocast(device.split(":")[0], dtype=torch.bfloat16, enabled=lower):
             return loss_of(network, *batch)
     if options.compile:
+        # Models share the code of `forward`, of which PyTorch compiles a few variants only.
+        torch.compiler.reset()
         chosen = dict(mode=options.mode) | (dict(backend=options.backend) if options.backend else {})
         forward = torch.compile(forward, **chosen)
 

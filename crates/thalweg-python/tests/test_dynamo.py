@@ -5,6 +5,7 @@ graphs of the same models.
 """
 
 import copy
+import functools
 import pathlib
 import sys
 
@@ -166,9 +167,12 @@ def test_functions_of_rows_are_computed_again_rather_than_saved(torch, dynamo):
 def test_normalized_channels_are_computed_again_rather_than_saved(torch, dynamo):
     # The backward pass needs the results of the convolutions and of the activations.
     torch.manual_seed(0)
-    for channels, dtype, bound in ((6, torch.float32, 1e-5), (5, torch.bfloat16, 3e-2)):
-        parts = [torch.nn.Conv2d(3, channels, 3), torch.nn.BatchNorm2d(channels), torch.nn.SiLU(inplace=True), torch.nn.Conv2d(channels, channels, 1)]
-        model, kept = torch.nn.Sequential(*parts, torch.nn.BatchNorm2d(channels), torch.nn.GELU()), []
+    of_batch, of_groups = torch.nn.BatchNorm2d, functools.partial(torch.nn.GroupNorm, 3)
+    for norm, channels, dtype, bound in ((of_batch, 6, torch.float32, 1e-5), (of_batch, 5, torch.bfloat16, 3e-2), (of_groups, 6, torch.float32, 1e-5)):
+        parts = [torch.nn.Conv2d(3, channels, 3), norm(channels), torch.nn.SiLU(inplace=True), torch.nn.Conv2d(channels, channels, 1)]
+        model, kept = torch.nn.Sequential(*parts, norm(channels), torch.nn.GELU()), []
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
         other, x = copy.deepcopy(model), torch.rand(4, 3, 9, 9)
         with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
             with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
@@ -182,6 +186,30 @@ def test_normalized_channels_are_computed_again_rather_than_saved(torch, dynamo)
         largest = max(float(two.abs().max()) for _, two in gradients)
         for one, two in [(result, wanted), *gradients, *zip(model.buffers(), other.buffers(), strict=True)]:
             torch.testing.assert_close(one, two, rtol=bound, atol=bound * largest)
+
+
+@with_pytorch
+def test_inputs_of_group_norms_are_saved_before_they_are_widened(torch, dynamo):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.convolution = torch.nn.GroupNorm(4, 8), torch.nn.Conv2d(8, 8, 3, padding=1, dtype=torch.bfloat16)
+
+        def forward(self, x):
+            return x + self.convolution(torch.nn.functional.silu(self.norm(x.float())).to(torch.bfloat16))
+
+    torch.manual_seed(0)
+    model, kept = torch.nn.Sequential(Block(), Block()), []
+    other, x = copy.deepcopy(model), torch.randn(2, 8, 12, 12, dtype=torch.bfloat16)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        result = torch.compile(model, backend="thalweg")(x)
+    for one in (result, other(x)):
+        one.float().square().sum().backward()
+    large = {tensor.untyped_storage().data_ptr(): tensor.dtype for tensor in kept if tensor.numel() == x.numel()}
+    # The inputs of two norms and two convolutions.
+    assert list(large.values()) == [torch.bfloat16] * 4, [(tuple(tensor.shape), tensor.dtype) for tensor in kept]
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=0.05, atol=0.02 * float(two.grad.abs().max()))
 
 
 @with_pytorch

@@ -46,6 +46,14 @@ _LOOPS = """
 """
 
 
+# Normalizations of channels and their gradients. They are not computed again. But neither is what is computed from their statistics far from their
+# inputs, nor must a cast of their inputs be saved, as PyTorch's partitioner believes of functions that are no parts of loops.
+_NORMALIZATIONS = {
+    torch.ops.aten.native_group_norm, torch.ops.aten.native_group_norm_backward,
+    torch.ops.aten._native_batch_norm_legit_functional, torch.ops.aten.native_batch_norm_backward,
+}  # fmt: skip
+
+
 @contextlib.contextmanager
 def _loops_are_fused():
     """Returns a region in which PyTorch's partitioner takes the functions of `_LOOPS` for parts of fused loops."""
@@ -55,7 +63,7 @@ def _loops_are_fused():
 
     def kinds():
         own = former()
-        return dataclasses.replace(own, recomputable_ops=own.recomputable_ops | loops, fusible_ops=own.fusible_ops | loops)
+        return dataclasses.replace(own, recomputable_ops=own.recomputable_ops | loops, fusible_ops=own.fusible_ops | loops | _NORMALIZATIONS)
 
     partitioners.get_default_op_list = kinds
     try:

@@ -53,6 +53,13 @@ def _is_faster(node):
     return image.dim() == 4 and is_narrow and groups == 1 and all(isinstance(size, int) for size in sizes)
 
 
+def _is_for_convolutions(node):
+    """Returns whether convolutions read a computed value, and nothing reads it as a view."""
+    users = list(node.users)
+    is_read = any(is_call(user, *_TENSORS) and node in [user.args[place] for place in _TENSORS[user.target]] for user in users)
+    return node.op == "call_function" and is_read and all(user.op == "call_function" and user.target not in _VIEWS for user in users)
+
+
 def _is_channels_last(value):
     return torch._prims_common.is_channels_last_contiguous_or_false_2d(value)
 
@@ -87,6 +94,9 @@ class _Layouts:
         given = [one for one in node.all_input_nodes if self._made[one].meta.get("val") is not one.meta.get("val")]
         if node.op == "call_function" and (given or is_convolution):
             self._infer(made, former)
+        if _is_for_convolutions(node) and not _is_channels_last(_value(made)):
+            # Everything that reads it reads the copy, so that no tensors of both orders meet, and one of them is saved.
+            return call(self.graph, made, aten.clone.default, made, memory_format=torch.channels_last)
         return made
 
     def _channels_last(self, node):
