@@ -40,7 +40,7 @@ struct Run {
     const i32 kernel;
 
     // Adds the products with elements of the window from one on. The first point that is read for them is `from`. Points beyond
-    // the line are no terms.
+    // the line are not added.
     template <bool IS_INSIDE> __device__ __forceinline__ void add(const i32 element, const i32 from, Sum (&sums)[RUN]) const {
         Sum values[READ];
         #pragma unroll

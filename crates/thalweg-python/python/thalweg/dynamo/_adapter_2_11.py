@@ -47,7 +47,7 @@ _LOOPS = """
 
 
 # Normalizations of channels and their gradients. They are not computed again. But neither is what is computed from their statistics far from their
-# inputs, nor must a cast of their inputs be saved, as PyTorch's partitioner believes of functions that are no parts of loops.
+# inputs, nor must a cast of their inputs be saved, as PyTorch's partitioner believes of functions outside of loops.
 _NORMALIZATIONS = {
     torch.ops.aten.native_group_norm, torch.ops.aten.native_group_norm_backward,
     torch.ops.aten._native_batch_norm_legit_functional, torch.ops.aten.native_batch_norm_backward,
@@ -133,8 +133,8 @@ def caching(tag):
 
 
 def given_away():
-    """Returns the places of the inputs that only the backward pass that is being compiled reads: saved tensors that are no results of the
-    forward pass, and share memory with none. PyTorch then knows of none, so that `retain_graph` may keep them."""
+    """Returns the places of the inputs that only the backward pass that is being compiled reads: saved tensors that the forward pass does not
+    return, and that share memory with nothing else. PyTorch then knows of none, so that `retain_graph` may keep them."""
     context = TracingContext.try_get()
     known = context.fw_metadata.bw_donated_idxs if context and context.fw_metadata else None
     places = list(known or ())
