@@ -135,7 +135,7 @@ fn may_repeat(segment: &Segment) -> bool {
     (1..nodes.len()).any(repeats)
 }
 
-/// Returns whether a loop may write memory where it reads other memory: point by point, the same elements, which no reduction needs.
+/// Returns whether a loop may write memory where it reads other memory: point by point, the same elements.
 fn writes_over(of: &Loop, read: &Interval, written: &Interval) -> bool {
     let count = of.inputs.len();
     let uses = |operands: &[Operand], memory: u32| {
@@ -154,7 +154,7 @@ fn writes_over(of: &Loop, read: &Interval, written: &Interval) -> bool {
     let output =
         of.outputs.iter().position(|operand| operand.memory == written.memory).expect("it is written");
     let body = &of.launch.body;
-    !body.reduces(input)
+    body.may_overwrite(input, output)
         && body.inputs[input].dtype.size_bytes() == body.outputs[output].dtype.size_bytes()
         && of.inputs[input].offset == of.outputs[output].offset
         && of.launch.placements[input] == of.launch.placements[count + output]

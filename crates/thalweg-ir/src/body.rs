@@ -558,8 +558,12 @@ impl Body {
         point
     }
 
-    /// Returns whether a reduction depends on the elements of an input. Where none does, a row is not read again once it is written.
-    pub fn reduces(&self, input: usize) -> bool {
+    /// Returns whether an output may be written over an input whose elements have the same places and sizes. A kernel may read a row again
+    /// for each reduction and write outputs between, so where there are reductions, nothing else may depend on the input.
+    pub fn may_overwrite(&self, input: usize, output: usize) -> bool {
+        if self.reductions.is_empty() {
+            return true;
+        }
         let mut depends = vec![false; self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate() {
             depends[index] = match node {
@@ -570,6 +574,10 @@ impl Body {
                 other => other.operands().any(|operand| depends[operand.index()]),
             };
         }
-        self.reductions.iter().any(|reduction| depends[reduction.value.index()])
+        let others = self.outputs.iter().enumerate().filter(|&(number, _)| number != output);
+        let mut roots = (self.reductions.iter().map(|reduction| reduction.value))
+            .chain(others.flat_map(|(_, other)| other.operands()))
+            .chain(self.report.iter().flat_map(Report::operands));
+        !roots.any(|root| depends[root.index()])
     }
 }

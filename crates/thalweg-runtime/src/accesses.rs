@@ -53,7 +53,7 @@ pub(crate) fn accesses(
 }
 
 /// Returns the pairs of an input and an output of which each point reads and writes the elements at the same places, and of the same size,
-/// where the kernel does not combine the input's elements. Such an output may be written over the input.
+/// where the output may be written over the input.
 pub(crate) fn aligned(kernel: &Kernel, geometry: &Geometry) -> SmallVec<[(u8, u8); 2]> {
     let (body, operands) = (&kernel.body, &geometry.operands);
     let outputs = body.outputs.iter().enumerate().filter(|(_, output)| output.scatter.is_none());
@@ -62,7 +62,7 @@ pub(crate) fn aligned(kernel: &Kernel, geometry: &Geometry) -> SmallVec<[(u8, u8
             let is_strided = matches!(operands[input], OperandGeometry::Strided { .. });
             is_strided
                 && !body.uses_offsets(input)
-                && !body.reduces(input)
+                && body.may_overwrite(input, output)
                 && read.dtype.size_bytes() == written.dtype.size_bytes()
                 && operands[input] == operands[body.inputs.len() + output]
         });

@@ -8,7 +8,7 @@ use thalweg_ir::foreach::{CHUNK, ForeachArguments, ForeachItem, ForeachKernel, F
 use thalweg_ir::host::{HostProgram, Observer};
 use thalweg_ir::{
     Body, BodyBuilder, Class, DType, Dimension, Geometry, Kernel, LaunchArguments, OperandGeometry,
-    OutputPlace, philox,
+    OutputPlace, ReduceOp, philox,
 };
 
 const CLASS: Class = Class { narrow_index: true, ..Class::new(1, 0) };
@@ -192,4 +192,26 @@ fn a_kernel_over_a_list_ends_where_one_number_says_that_nothing_changes() {
     assert!(ends(0, 0));
     assert!(!ends(1, 0), "elements differ");
     assert!(!ends(0, 2), "the other input's place is written");
+}
+
+#[test]
+fn an_output_is_written_over_an_input_that_nothing_reads_later() {
+    let body = |reduces: bool, others: bool| {
+        let b = BodyBuilder::new();
+        let (x, class) = (b.input(DType::F32), b.input(DType::F32));
+        let total = b.reduce(ReduceOp::Sum, if reduces { x } else { class });
+        // This one needs no reduction, so a kernel may write it before it reads the row again.
+        b.output(x + 1.0, DType::F32, OutputPlace::Point);
+        b.output(if others { x * total } else { class * total }, DType::F32, OutputPlace::Point);
+        b.finish()
+    };
+    assert!(body(false, false).may_overwrite(0, 0));
+    assert!(!body(false, false).may_overwrite(1, 1), "the class is reduced");
+    assert!(!body(false, true).may_overwrite(0, 0), "the second output reads it later");
+    assert!(!body(true, false).may_overwrite(0, 0), "it is reduced, and the second output depends on that");
+    let b = BodyBuilder::new();
+    let x = b.input(DType::F32);
+    b.output(x + 1.0, DType::F32, OutputPlace::Point);
+    b.output(x * 2.0, DType::F32, OutputPlace::Point);
+    assert!(b.finish().may_overwrite(0, 1), "without reductions a point is read once");
 }
