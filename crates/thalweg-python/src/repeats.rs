@@ -8,8 +8,8 @@
 //! the inputs, sizes that vary, and settings.
 //!
 //! Inputs that the front end gives away, such as saved tensors that only this backward pass reads, may be written where they are read for
-//! the last time. That is planned if nothing else holds them, which each call checks; a call in which something does runs the steps, and
-//! the next one is recorded again, without.
+//! the last time. Each call checks that nothing else holds them; a call in which something holds some runs the steps, and the next one is
+//! recorded again and keeps these.
 
 use std::hash::BuildHasher;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use thalweg::Device;
 use thalweg::backends;
 use thalweg::runtime::command_list::{Queueing, RecordedCommands};
@@ -67,6 +67,8 @@ struct Repeat {
     same: Vec<(usize, usize)>,
     /// The inputs whose memory the commands write after its last use.
     overwritten: Vec<usize>,
+    /// The inputs that were given away, but that something held in earlier calls.
+    kept: Arc<[usize]>,
     /// The most bytes by which the memory of inputs and new tensors grows during a call.
     peak_bytes: i64,
 }
@@ -74,10 +76,8 @@ struct Repeat {
 /// The state of calls with a key.
 #[derive(Clone)]
 enum State {
-    /// One call has run. The next one is recorded; it keeps what is in inputs, or may write those that were given away.
-    Seen {
-        keeps: bool,
-    },
+    /// One call has run. The next one is recorded, and writes none of these inputs.
+    Seen(Arc<[usize]>),
     Recorded(Arc<Repeat>),
     /// Calls are not repeated, for this reason.
     Refused(Arc<str>),
@@ -110,7 +110,7 @@ impl Repeats {
     /// grows during the call.
     pub fn describe(&self) -> Vec<(Vec<&'static str>, String, i64)> {
         let describe = |(_, state): &(Key, State)| match state {
-            State::Seen { .. } => None,
+            State::Seen(_) => None,
             State::Recorded(repeat) => {
                 let operators = repeat.commands.labels().map(|label| label.operator).collect();
                 Some((operators, String::new(), repeat.peak_bytes))
@@ -137,22 +137,21 @@ impl Repeats {
         match self.state(&key) {
             None => {
                 let results = call()?;
-                self.set(key, State::Seen { keeps: false });
+                self.set(key, State::Seen(Arc::default()));
                 Ok(results)
             }
-            Some(State::Seen { keeps }) => {
+            Some(State::Seen(kept)) => {
                 let Passed { sources, same, held } = Passed::of(inputs, parts);
                 journal::begin(sources);
                 let (results, commands) = command_list::record(&stream, call);
                 let journal = journal::end();
                 let results = results?;
                 let known = journal.known_all(&results);
-                let may_overwrite =
-                    |place| !keeps && self.given_away.contains(&place) && !held.contains(&place);
-                let made = commands.and_then(|commands| {
-                    let lists = (same, &held[..]);
-                    Repeat::new(py, (commands, journal), lists, may_overwrite, known?, parts.exchange)
-                });
+                let is_free = |place| !kept.contains(&place) && !held.contains(&place);
+                let given_away = self.given_away.iter().copied().filter(|&place| is_free(place)).collect();
+                let lists = Lists { same, held, given_away, kept };
+                let made = commands
+                    .and_then(|commands| Repeat::new(py, (commands, journal), lists, known?, parts.exchange));
                 let state = match made {
                     Ok(repeat) => {
                         // Later calls take nothing of what the steps have taken.
@@ -164,15 +163,18 @@ impl Repeats {
                 self.set(key, state);
                 Ok(results)
             }
-            Some(State::Recorded(repeat)) if !repeat.may_overwrite(inputs, parts.exchange)? => {
-                let results = call()?;
-                self.set(key, State::Seen { keeps: true });
-                Ok(results)
+            Some(State::Recorded(repeat)) => {
+                let held = repeat.held(inputs, parts.exchange)?;
+                if !held.is_empty() {
+                    let results = call()?;
+                    self.set(key, State::Seen(held.into_iter().chain(repeat.kept.iter().copied()).collect()));
+                    return Ok(results);
+                }
+                match repeat.call(py, inputs, parts)? {
+                    Some(results) => Ok(results),
+                    None => call(),
+                }
             }
-            Some(State::Recorded(repeat)) => match repeat.call(py, inputs, parts)? {
-                Some(results) => Ok(results),
-                None => call(),
-            },
             Some(State::Refused(_)) => call(),
         }
     }
@@ -277,14 +279,24 @@ impl Passed {
     }
 }
 
+/// The inputs about which a recording knows something.
+struct Lists {
+    /// The pairs of inputs that are one tensor.
+    same: Vec<(usize, usize)>,
+    /// The inputs that something other than the list of inputs holds.
+    held: Vec<usize>,
+    /// The inputs that may be written after their last use.
+    given_away: Vec<usize>,
+    /// The inputs that were given away, but that something held in earlier calls.
+    kept: Arc<[usize]>,
+}
+
 impl Repeat {
-    /// Makes a repeated call of a recorded one. `same` and `held` are those of [`Passed`], and `may_overwrite` says which inputs may be
-    /// written after their last use.
+    /// Makes a repeated call of a recorded one.
     fn new(
         py: Python<'_>,
         (commands, journal): (RecordedCommands, Journal),
-        (same, held): (Vec<(usize, usize)>, &[usize]),
-        may_overwrite: impl Fn(usize) -> bool,
+        Lists { same, held, given_away, kept }: Lists,
         outputs: Vec<Known>,
         exchange: &Exchange,
     ) -> Result<Self, String> {
@@ -297,8 +309,14 @@ impl Repeat {
             Source::Constant(_) => true,
             Source::Made(_) => outputs.iter().any(|output| output.source() == Some(source)),
         };
-        let is_free = |number: usize| matches!(given[number], Source::Input(place) if may_overwrite(place));
-        let commands = commands.plan(|number| lasts(given[number]), is_free);
+        // The front end may read what its functions and its results are made of after the last command that does.
+        let read = calls.iter().flat_map(|call| &call.arguments).chain(&outputs);
+        let read: FxHashSet<Source> = read.filter_map(Known::source).collect();
+        let may_overwrite = |source| match source {
+            Source::Input(place) => given_away.contains(&place) && !read.contains(&source),
+            _ => false,
+        };
+        let commands = commands.plan(|number| lasts(given[number]), |number| may_overwrite(given[number]));
         let overwritten = commands.overwritten().filter_map(|number| match given[number] {
             Source::Input(place) => Some(place),
             _ => None,
@@ -311,21 +329,22 @@ impl Repeat {
         }
         let events = events(&commands, &given, &made, &calls, &outputs);
         let peak_bytes = peak_bytes(&commands, &given, &events, lasts);
-        Ok(Self { commands, given, events, made, calls, outputs, same, overwritten, peak_bytes })
+        Ok(Self { commands, given, events, made, calls, outputs, same, overwritten, kept, peak_bytes })
     }
 
-    /// Returns whether nothing but the list of inputs holds those that the commands write.
-    fn may_overwrite(&self, inputs: &Bound<'_, PyList>, exchange: &Exchange) -> PyResult<bool> {
+    /// Returns which of the inputs that the commands write something other than the list of inputs holds.
+    fn held(&self, inputs: &Bound<'_, PyList>, exchange: &Exchange) -> PyResult<Vec<usize>> {
+        let mut held = Vec::new();
         for &place in &self.overwritten {
             let input = inputs.get_item(place)?;
             // SAFETY: the object is alive, and the interpreter's lock is held.
             let references = unsafe { ffi::Py_REFCNT(input.as_ptr()) };
             // The list's reference, and this one.
             if references > 2 || !exchange.is_alone(&input)? {
-                return Ok(false);
+                held.push(place);
             }
         }
-        Ok(true)
+        Ok(held)
     }
 
     /// Queues the commands for these inputs, and returns the results; `None` if their memory does not fit the commands.
