@@ -430,3 +430,26 @@ def test_inputs_that_are_given_away_are_written_unless_something_holds_them():
             assert [place for place in range(3) if changed[place]] == written, f"{where}: {changed}"
             growths.update(growth for commands, _, growth in program._repeats() if commands)
         assert len(growths) == 1 + (len(factors) == 1), f"seed {seed}, case {case}: {growths}"
+
+
+def test_the_gradient_of_a_cross_entropy_takes_the_place_of_its_scores():
+    for dtype in (thalweg.float32, thalweg.bfloat16):
+        made = Description()
+        scores, classes, logarithms, gradient, weight, result, product = (made.slot() for _ in range(7))
+        made.inputs, made.given_away = [scores, classes, logarithms, gradient, weight], [scores]
+        read = [*map(Place, (scores, classes, logarithms, gradient)), 300, -100, [1]]
+        made.call("thalweg::cross_entropy_backward", read, [(result, None, None)], "cross entropy")
+        made.call("mm", [Place(result), Place(weight)], [(product, [2, 1], ([64, 2], dtype, True))], "mm")
+        made.outputs = [Place(product)]
+        options = {"constants": [], "kept": [], "exchange": exchange(), "given_away": made.given_away}
+        program = _core.Program(*made.parts(), device=thalweg.device("sim", 0), **options)
+        for call in range(4):
+            values = thalweg.randn(64, 300).to(dtype)
+            wide, targets, before = values.float().requires_grad_(), thalweg.randint(0, 300, (64,)), values.clone()
+            thalweg.nn.functional.cross_entropy(wide, targets, reduction="sum").backward()
+            weight = thalweg.randn(300, 2).to(dtype)
+            inputs = (values, targets, values.float().logsumexp(1), thalweg.ones(64), weight)
+            (found,) = program([*map(Borrowed, inputs)])
+            bound = 1e-4 if dtype is thalweg.float32 else 0.1
+            assert thalweg.allclose(found.tensor.float(), wide.grad @ weight.float(), rtol=bound, atol=bound)
+            assert thalweg.equal(values, before) == (call < 2), f"call {call}"
