@@ -55,8 +55,9 @@ def as_json(description):
     }
 
 
-def from_json(stored, device, exchange=None):
-    """Returns a stored program, whose inputs and results are tensors of Thalweg on a device, or of another front end."""
+def from_json(stored, device, exchange=None, given_away=()):
+    """Returns a stored program, whose inputs and results are tensors of Thalweg on a device, or of another front end. The inputs at some places
+    may be given away."""
     made = Description()
     made.slots, made.inputs, made.outputs = stored["slots"], stored["inputs"], decoded(stored["outputs"])
     made.lasting = stored["lasting"]
@@ -67,4 +68,4 @@ def from_json(stored, device, exchange=None):
         else:
             made.add_integer(*parts)
     kept = [*made.inputs, *made.lasting] if exchange else []
-    return _core.Program(*made.parts(), device=device, constants=[], kept=kept, exchange=exchange, varying=made.inputs)
+    return _core.Program(*made.parts(), device=device, constants=[], kept=kept, exchange=exchange, varying=made.inputs, given_away=[made.inputs[place] for place in given_away])
