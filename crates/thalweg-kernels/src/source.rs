@@ -24,6 +24,7 @@ const INCLUDED: &[(&str, &str)] = files! {
     "decoder_layers/layers.cuh"
     "decompose/jacobi.cuh"
     "decompose/matrices.cuh"
+    "depthwise/sizes.cuh"
     "matmul/few_rows/arguments.cuh"
     "matmul/few_rows/finish.cuh"
     "matmul/few_rows/normalize.cuh"

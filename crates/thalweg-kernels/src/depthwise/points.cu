@@ -7,27 +7,7 @@
 #define BACKWARD 1
 #endif
 #include "../shared/planes.cuh"
-
-struct arguments {
-    // The input, or the gradient of the output.
-    const Element* read;
-    const Element* weight;
-    Element* result;
-    // A number for each channel of the output, or null.
-    const Element* bias;
-    u64 images;
-    u64 channels;
-    u64 input[2];
-    u64 output[2];
-    u64 padding[2];
-    u64 output_strides[4];
-    u64 input_strides[4];
-    u64 channels_last;
-    u64 kernel[2];
-    u64 stride;
-    u64 dtype;
-    u64 pass;
-};
+#include "sizes.cuh"
 
 // The terms of a point along an axis: the elements of its window; or the windows that contain it, the last one first.
 constexpr i32 TERMS = BACKWARD ? (KERNEL + STRIDE - 1) / STRIDE : KERNEL;

@@ -177,6 +177,14 @@ fn add_bias(result: &Tensor, bias: &Tensor, label: Label) -> Result<()> {
     run_into(&table::add, &[result, &bias.reshape(&shape)?], &arguments, std::slice::from_ref(result), label)
 }
 
+/// Returns an operand of a depthwise convolution. One along a single axis is contiguous: neighbouring threads read neighbouring points.
+fn depthwise_operand(tensor: &Tensor) -> Result<Tensor> {
+    match tensor.detach() {
+        line if line.rank() == 3 => line.contiguous(),
+        image => Ok(image),
+    }
+}
+
 /// Returns a convolution whose groups have one channel each, or a gradient of it, by a kernel of ours; `None` if there is none.
 fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> Result<Option<Tensor>> {
     let [_, high, wide] = shape.kernel;
@@ -188,16 +196,11 @@ fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> R
     if !is_depthwise || call.bool(9) {
         return Ok(None);
     }
-    // One axis has no layout with channels last, as whose operand the tensor would be read far apart.
-    let operand = |place| match call.tensor(place).detach() {
-        line if line.rank() == 3 => line.contiguous(),
-        image => Ok(image),
-    };
-    let (first, second) = (operand(0)?, operand(1)?);
+    let (first, second) = (call.tensor(0), call.tensor(1));
     // The elements of a window that is a line are along the last axis.
     let is_turned = wide == 1;
     let is_last = |x: &Tensor| x.layout().is_like_channels_last();
-    let channels_last = is_last(&first) || computed == Computed::Weight && is_last(&second);
+    let channels_last = is_last(first) || computed == Computed::Weight && is_last(second);
     let last_two = |list: [u64; 3]| if is_turned { [list[2], list[1]] } else { [list[1], list[2]] };
     let strides = |x: &Tensor| -> [u64; 4] {
         match x.layout().strides() {
@@ -213,7 +216,7 @@ fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> R
         input: last_two(shape.input),
         output: last_two(shape.output),
         padding: last_two(shape.padding),
-        strides: [strides(&first), strides(&second)],
+        strides: [[0; 4]; 2],
         channels_last,
         kernel: last_two(shape.kernel),
         stride: shape.stride[1],
@@ -227,6 +230,8 @@ fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> R
     if !kernel.is_taken() {
         return Ok(None);
     }
+    let (first, second) = (depthwise_operand(first)?, depthwise_operand(second)?);
+    kernel.strides = [strides(&first), strides(&second)];
     let stream = call.device.current_stream();
     let size: Shape = call.ints(3).iter().map(|&extent| extent as usize).collect();
     if computed == Computed::Weight {
