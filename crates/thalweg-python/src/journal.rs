@@ -144,9 +144,8 @@ pub fn outside(
     let py = arguments.py();
     JOURNAL.with_borrow_mut(|journal| {
         let Some(journal) = journal.as_mut() else { return };
-        let given = arguments;
-        let known: Result<Vec<_>, _> = given.iter().map(|object| journal.known(&object)).collect();
-        let Ok(arguments) = known else {
+        let known: Result<Vec<_>, _> = arguments.iter().map(|object| journal.known(&object)).collect();
+        let Ok(known) = known else {
             refuse(|| "a function of the front end is given an object that is not known".to_owned());
             return;
         };
@@ -154,7 +153,7 @@ pub fn outside(
         for (place, object) in results.iter().enumerate() {
             if is_number(object) {
                 refuse(|| "a function of the front end returns a number".to_owned());
-            } else if !object.is_none() && !given.iter().any(|argument| argument.is(object)) {
+            } else if !object.is_none() && !arguments.iter().any(|argument| argument.is(object)) {
                 // Not by its identity alone: it may be where an input was that was let go.
                 let Ok((shape, strides)) = form_of(object) else {
                     refuse(|| "a function of the front end returns something other than tensors".to_owned());
@@ -165,7 +164,8 @@ pub fn outside(
             }
         }
         let function = function.clone_ref(py);
-        journal.calls.push(Outside { function, arguments, results: made, is_one, before: recorded() });
+        let (arguments, results, before) = (known, made, recorded());
+        journal.calls.push(Outside { function, arguments, results, is_one, before });
     });
 }
 

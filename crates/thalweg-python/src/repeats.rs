@@ -246,6 +246,12 @@ fn settings() -> Vec<u64> {
     vec![bits, FxBuildHasher.hash_one(choices)]
 }
 
+/// Returns whether something other than the list of inputs, and this reference, holds an input.
+fn is_held(input: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the object is alive, and the interpreter's lock is held.
+    unsafe { ffi::Py_REFCNT(input.as_ptr()) > 2 }
+}
+
 /// The tensors that a call is given.
 struct Passed {
     /// The origins of the tensors, by their identities.
@@ -265,10 +271,7 @@ impl Passed {
         let is_number =
             |one: &Bound<'_, PyAny>| one.is_instance_of::<PyInt>() || one.is_instance_of::<PyFloat>();
         for (place, one) in inputs.iter().enumerate().filter(|(_, one)| !is_number(one)) {
-            // SAFETY: the object is alive, and the interpreter's lock is held.
-            let references = unsafe { ffi::Py_REFCNT(one.as_ptr()) };
-            // The list's reference, and this one.
-            if references > 2 {
+            if is_held(&one) {
                 held.push(place);
             }
             if let Some(Source::Input(former)) = sources.insert(one.as_ptr().addr(), Source::Input(place)) {
@@ -337,10 +340,7 @@ impl Repeat {
         let mut held = Vec::new();
         for &place in &self.overwritten {
             let input = inputs.get_item(place)?;
-            // SAFETY: the object is alive, and the interpreter's lock is held.
-            let references = unsafe { ffi::Py_REFCNT(input.as_ptr()) };
-            // The list's reference, and this one.
-            if references > 2 || !exchange.is_alone(&input)? {
+            if is_held(&input) || !exchange.is_alone(&input)? {
                 held.push(place);
             }
         }

@@ -61,10 +61,10 @@ pub(crate) fn aligned(kernel: &Kernel, geometry: &Geometry) -> SmallVec<[(u8, u8
         let inputs = body.inputs.iter().enumerate().filter(move |&(input, read)| {
             let is_strided = matches!(operands[input], OperandGeometry::Strided { .. });
             is_strided
-                && !body.uses_offsets(input)
-                && body.may_overwrite(input, output)
                 && read.dtype.size_bytes() == written.dtype.size_bytes()
                 && operands[input] == operands[body.inputs.len() + output]
+                && !body.uses_offsets(input)
+                && body.may_overwrite(input, output)
         });
         inputs.map(move |(input, _)| (input as u8, output as u8))
     });
