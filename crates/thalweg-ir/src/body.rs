@@ -19,6 +19,7 @@
 use crate::{DType, Scalar};
 
 mod builder;
+mod exact;
 
 pub use builder::{BodyBuilder, Operand, Value};
 

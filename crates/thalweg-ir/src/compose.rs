@@ -2,7 +2,8 @@
 //!
 //! This is fusion as substitution. Where the second body reads what the first one writes, the load is replaced by the first
 //! body's expression, cast to the dtype in which memory would have held it. The composition therefore has the bits of the two
-//! bodies one after the other. What both read is loaded once, and expressions that both compute are shared.
+//! bodies one after the other, but for those of a NaN: a cast that changes no number is left out. What both read is loaded once, and
+//! expressions that both compute are shared.
 //!
 //! The caller decides that the bodies may share a space: which dimension of the space each dimension of a body is, that the second
 //! body reads an element only where the first one writes it, and that the reductions keep their order.
@@ -122,6 +123,7 @@ impl<'b> Copy<'_, 'b> {
                 let Reduction { op, value } = part.body.reductions[usize::from(reduction)];
                 Node::Reduced { reduction: self.reduction(Reduction { op, value: at(value) }) }
             }
+            Node::Cast(value) => return values[value.index()].to(dtype),
             node => node.with_operands(at),
         };
         self.builder.node(node, dtype)

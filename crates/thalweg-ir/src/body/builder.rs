@@ -203,10 +203,15 @@ impl<'b> Value<'b> {
         self.builder.constant(value, self.dtype())
     }
 
-    /// Returns the value in another dtype.
+    /// Returns the value in another dtype. Of two casts in a row, the first one is left out if it changes no number.
     #[must_use]
     pub fn to(self, dtype: DType) -> Self {
-        if self.dtype() == dtype { self } else { self.builder.node(Node::Cast(self.id), dtype) }
+        if self.dtype() == dtype {
+            return self;
+        }
+        let id = self.builder.body.borrow().cast_source(self.id, dtype);
+        let source = Self { id, ..self };
+        if source.dtype() == dtype { source } else { self.builder.node(Node::Cast(id), dtype) }
     }
 
     /// Returns this value, through which no gradient flows (`torch.Tensor.detach`).

@@ -1,6 +1,7 @@
 //! The tests of the crate, in one binary.
 
 mod arguments;
+mod casts;
 mod compose;
 mod cuda;
 mod grad;
