@@ -62,7 +62,7 @@ pub struct LaunchPlan {
 /// Bytes of a thread's widest load.
 const VECTOR_BYTES: u64 = 16;
 
-/// Rows with at most this many points are combined by one thread.
+/// Rows with at most this many points are combined by one thread, unless they are several vectors.
 const SERIAL_POINTS: u64 = 16;
 
 /// Rows with at most this many points are combined by a warp, longer ones by a block.

@@ -1,42 +1,87 @@
-//! Rows that are adjacent in memory, like the columns of a matrix, handled by vectors: a thread takes neighbouring rows, so that
-//! a block reads complete lines of memory and has the loads of several points in flight.
+//! Rows that are adjacent in memory, like the columns of a matrix: neighbouring threads take neighbouring rows, or vectors of them,
+//! and each has the loads of several points in flight.
 //!
 //! Every value that differs from row to row is an array over the rows of a thread, with the suffix `[e]`.
 
-use crate::body::{Node, Output};
+use crate::body::{Binary, Body, InputKind, Node, Output, OutputPlace, Unary};
 use crate::kernel::RUN;
-use crate::{DType, ExprId};
+use crate::{DType, ExprId, Kernel};
 
 use super::entry::{inner_dimensions, offset};
 use super::expression::{Defined, memory_type, neutral, stored};
 use super::row::{RowPrinter, Written};
 use super::writer::Writer;
 
+/// Registers of a thread for the elements that it loads together, and those in a block of the most threads: two such blocks share a
+/// multiprocessor if they have few.
+const REGISTERS: usize = 24;
+const FEW_REGISTERS: usize = 8;
+
+/// The most inputs of a body for which two blocks of the most threads have registers, and the threads of both.
+const INPUTS_OF_LIGHT: usize = 4;
+const SHARING: u32 = 2048;
+
+/// The fewest and the most points whose elements are loaded together.
+const AT_ONCE: (usize, usize) = (2, 8);
+
+/// Returns whether this module prints a kernel: rows abreast that are handled by vectors, and those handled one element at a time
+/// whose points are one dimension of strided operands, and whose results load nothing.
+pub(super) fn is_printed(kernel: &Kernel) -> bool {
+    let (body, class) = (&kernel.body, &kernel.class);
+    if class.held > 0 || class.online || class.rows_abreast == 1 {
+        return false;
+    }
+    let at_points = body.point_dependent(|input| !class.repeats(input));
+    let is_strided = body.inputs.iter().all(|input| input.kind == InputKind::Strided);
+    let is_simple = |output: &Output| {
+        output.scatter.is_none() && (output.place == OutputPlace::Point || !at_points[output.value.index()])
+    };
+    class.vector > 1
+        || class.inner_rank == 1
+            && is_strided
+            && !body.has_offsets()
+            && body.report.is_none()
+            && body.outputs.iter().all(is_simple)
+}
+
+/// Returns whether a value takes long to compute: loops over points do not compute it again.
+fn is_costly(body: &Body, value: ExprId) -> bool {
+    let node = body.nodes[value.index()];
+    let takes_long = match node {
+        Node::Unary(op, _) => !matches!(op, Unary::Neg | Unary::Abs | Unary::Not | Unary::Conj),
+        Node::Binary(op, ..) => matches!(op, Binary::Div | Binary::Rem | Binary::Pow | Binary::Atan2),
+        _ => false,
+    };
+    takes_long || node.operands().any(|operand| is_costly(body, operand))
+}
+
 impl RowPrinter<'_> {
     /// Prints the kernel.
     pub(super) fn print_columns(&self, writer: &mut Writer) {
-        self.open_entry(0, writer);
+        let is_light = self.has_largest_block() && self.kernel.body.inputs.len() <= INPUTS_OF_LIGHT;
+        self.open_entry(if is_light { SHARING } else { 0 }, writer);
         self.open_rows(writer);
         self.print_row_places(writer);
-        let written = self.written();
+        let (written, mut kept) = (self.written(), self.statements.nothing());
         for (pass, early) in written.passes() {
-            self.print_column_pass(pass, early, writer);
+            self.print_column_pass(pass, early, &mut kept, writer);
         }
         let Written { of_row, late: of_points, .. } = &written;
         if !of_row.is_empty() {
             writer.open("if (active && lane == 0)");
-            self.print_column_outputs(of_row, |output| format!("start_output{output}"), writer);
+            self.print_column_outputs((of_row, &kept), |output| format!("start_output{output}"), writer);
             writer.close("");
         }
         if !of_points.is_empty() {
             let lanes = self.kernel.class.lanes;
+            self.print_of_rows(&self.values(of_points), &mut kept, writer);
             writer.open(&format!("for ({} point = lane; point < points; point += {lanes})", self.index));
             let inputs = self.column_inputs(&self.values(of_points));
             self.print_places(&inputs, of_points, writer);
             self.declare_loads(&inputs, 1, writer);
             writer.line("const u32 k = 0;");
             self.print_column_loads(&inputs, writer);
-            self.print_column_outputs(of_points, |output| format!("at_output{output}"), writer);
+            self.print_column_outputs((of_points, &kept), |output| format!("at_output{output}"), writer);
             writer.close("");
         }
         self.close_rows(writer);
@@ -60,6 +105,41 @@ impl RowPrinter<'_> {
     fn open_elements(&self, writer: &mut Writer) {
         writer.line("#pragma unroll");
         writer.open(&format!("for (u32 e = 0; e < {}; ++e)", self.kernel.class.vector));
+    }
+
+    /// Prints the values that are the same at all points of a row and take long to compute, of those that `values` need: arrays over the
+    /// rows of a thread, which are added to `kept`.
+    fn print_of_rows(&self, values: &[ExprId], kept: &mut Defined, writer: &mut Writer) {
+        let (body, vector) = (&self.kernel.body, self.kernel.class.vector);
+        let at_points = body.point_dependent(|_| true);
+        let mut needed = self.statements.nothing();
+        values.iter().for_each(|value| needed[value.index()] = true);
+        for index in (0..needed.len()).rev().filter(|&index| at_points[index]) {
+            if needed[index] {
+                body.nodes[index].operands().for_each(|operand| needed[operand.index()] = true);
+            }
+        }
+        let is_of_row = |&id: &ExprId| needed[id.index()] && !at_points[id.index()] && !kept[id.index()];
+        let ids = (0..body.nodes.len()).map(|index| ExprId(index as u32));
+        let found: Vec<ExprId> = ids.filter(is_of_row).filter(|&id| is_costly(body, id)).collect();
+        if found.is_empty() {
+            return;
+        }
+        for &id in &found {
+            writer.line(&format!(
+                "{} row_{}[{vector}];",
+                body.dtype(id).short_name(),
+                self.statements.name(id)
+            ));
+        }
+        self.open_elements(writer);
+        self.define_for_element(&found, kept, writer);
+        for &id in &found {
+            let name = self.statements.name(id);
+            writer.line(&format!("row_{name}[e] = {name};"));
+            kept[id.index()] = true;
+        }
+        writer.close("");
     }
 
     /// Declares the results of these reductions, one per row of the thread, starting from the neutral value.
@@ -88,8 +168,11 @@ impl RowPrinter<'_> {
     }
 
     /// Prints one pass over the points for reductions that do not depend on each other, which also writes outputs at points.
-    fn print_column_pass(&self, pass: &[usize], written: &[usize], writer: &mut Writer) {
-        let (class, index) = (&self.kernel.class, self.index);
+    fn print_column_pass(&self, pass: &[usize], written: &[usize], kept: &mut Defined, writer: &mut Writer) {
+        let (body, class, index) = (&self.kernel.body, &self.kernel.class, self.index);
+        let reduced = pass.iter().map(|&number| body.reductions[number].value);
+        let values: Vec<ExprId> = reduced.chain(self.values(written)).collect();
+        self.print_of_rows(&values, kept, writer);
         let levels = class.cascade;
         self.declare_results(pass, |number| self.results(levels - 1, number), writer);
         let (mut begin, mut end) = ("lane".to_owned(), "points".to_owned());
@@ -104,7 +187,7 @@ impl RowPrinter<'_> {
             self.declare_results(pass, |number| self.results(level, number), writer);
             (begin, end) = (format!("begin{level}"), format!("end{level}"));
         }
-        self.print_column_points(pass, written, [&begin, &end], writer);
+        self.print_column_points((pass, written, kept), [&begin, &end], writer);
         for level in 1..levels {
             self.open_elements(writer);
             for &number in pass {
@@ -128,11 +211,28 @@ impl RowPrinter<'_> {
         writer.close("");
     }
 
+    /// Returns whether a block has the most threads.
+    fn has_largest_block(&self) -> bool {
+        let class = &self.kernel.class;
+        u32::from(class.lanes) * class.threads_abreast() == 1024
+    }
+
+    /// Returns the number of points whose elements of these inputs are loaded together.
+    fn points_at_once(&self, inputs: &[usize]) -> u32 {
+        let class = &self.kernel.class;
+        let loaded = inputs.iter().filter(|&&input| !class.repeats(input));
+        let bytes = loaded
+            .map(|&input| self.kernel.body.inputs[input].dtype.size_bytes() * usize::from(class.vector));
+        let registers: usize = bytes.map(|bytes| bytes.div_ceil(4)).sum();
+        let own = if self.has_largest_block() { FEW_REGISTERS } else { REGISTERS };
+        let most = (own / registers.max(1)).clamp(AT_ONCE.0, AT_ONCE.1);
+        1 << most.ilog2()
+    }
+
     /// Prints the loop over a lane's points in a range, several at a time.
     fn print_column_points(
         &self,
-        pass: &[usize],
-        written: &[usize],
+        (pass, written, kept): (&[usize], &[usize], &Defined),
         [begin, end]: [&str; 2],
         writer: &mut Writer,
     ) {
@@ -140,7 +240,7 @@ impl RowPrinter<'_> {
         let values: Vec<ExprId> = pass.iter().map(|&number| body.reductions[number].value).collect();
         let needed: Vec<ExprId> = values.iter().copied().chain(self.values(written)).collect();
         let inputs = self.column_inputs(&needed);
-        let at_once = if inputs.len() > 1 { 2 } else { 4 };
+        let at_once = self.points_at_once(&inputs);
         let lanes = class.lanes;
         let step = u32::from(lanes) * at_once;
         writer.open(&format!("for ({index} next = {begin}; next < {end}; next += {step})"));
@@ -159,14 +259,14 @@ impl RowPrinter<'_> {
         let repeated: Vec<usize> = inputs.iter().copied().filter(|&input| class.repeats(input)).collect();
         self.print_places(&repeated, written, writer);
         self.open_elements(writer);
-        self.define_for_element(&values, writer);
+        self.define_for_element(&values, kept, writer);
         for &number in pass {
             let value = self.statements.name(body.reductions[number].value);
             self.print_combining(number, &format!("{}[e]", self.results(0, number)), &value, writer);
         }
         writer.close("");
         if !written.is_empty() {
-            self.print_column_outputs(written, |output| format!("at_output{output}"), writer);
+            self.print_column_outputs((written, kept), |output| format!("at_output{output}"), writer);
         }
         (0..3).for_each(|_| writer.close(""));
     }
@@ -203,33 +303,44 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints the definitions that `values` need, in a row and at a point.
-    fn define_for_element(&self, values: &[ExprId], writer: &mut Writer) {
+    /// Prints the definitions that `values` need, in a row and at a point. Those of `kept` are read from their arrays.
+    fn define_for_element(&self, values: &[ExprId], kept: &Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
+        let mut defined: Defined = self.statements.nothing();
         let mut needed = self.statements.nothing();
         values.iter().for_each(|value| needed[value.index()] = true);
         for index in (0..needed.len()).rev() {
             if !needed[index] {
                 continue;
             }
+            let dtype = body.dtypes[index].short_name();
+            if kept[index] {
+                let name = self.statements.name(ExprId(index as u32));
+                writer.line(&format!("const {dtype} {name} = row_{name}[e];"));
+                defined[index] = true;
+                continue;
+            }
             if let Node::Reduced { reduction } = body.nodes[index] {
-                let dtype = body.dtypes[index].short_name();
                 writer.line(&format!("const {dtype} reduced{reduction} = results{reduction}[e];"));
             }
             body.nodes[index].operands().for_each(|operand| needed[operand.index()] = true);
         }
-        let mut defined: Defined = self.statements.nothing();
         self.statements.define(values, &mut defined, |_| true, writer);
     }
 
     /// Prints outputs of the rows of a thread.
-    fn print_column_outputs(&self, outputs: &[usize], place: impl Fn(usize) -> String, writer: &mut Writer) {
+    fn print_column_outputs(
+        &self,
+        (outputs, kept): (&[usize], &Defined),
+        place: impl Fn(usize) -> String,
+        writer: &mut Writer,
+    ) {
         let body = &self.kernel.body;
         for &number in outputs {
             writer.line(&format!("{} output{number};", self.pack_of(body.outputs[number].dtype)));
         }
         self.open_elements(writer);
-        self.define_for_element(&self.values(outputs), writer);
+        self.define_for_element(&self.values(outputs), kept, writer);
         for &number in outputs {
             let Output { value, dtype, .. } = body.outputs[number];
             let value = stored(&self.statements.name(value), body.dtype(value), dtype);

@@ -52,9 +52,10 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
         None if class.online => vec![true; kernel.body.inputs.len()],
         None => Vec::new(),
     };
+    let has_columns = super::columns::is_printed(kernel);
     let load = move |number: usize| match kept.get(number) {
-        None if class.vector > 1 && class.repeats(number) => format!("a.input{number}[at_input{number}]"),
-        None if class.vector > 1 => format!("input{number}[k].element[e]"),
+        None if has_columns && class.repeats(number) => format!("a.input{number}[at_input{number}]"),
+        None if has_columns => format!("input{number}[k].element[e]"),
         _ if class.repeats(number) => format!("a.input{number}[start_input{number}]"),
         Some(true) if class.shared > 0 => format!("kept{number}.element[e]"),
         Some(true) => format!("input{number}[k].element[e]"),
@@ -79,7 +80,7 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
         Some(held) if class.streamed.is_some() => printer.print_streamed(&held, writer),
         Some(held) => printer.print_held(&held, writer),
         None if class.online => printer.print_online(&super::online::of(kernel), writer),
-        None if class.vector > 1 => printer.print_columns(writer),
+        None if has_columns => printer.print_columns(writer),
         None => printer.print(writer),
     }
 }

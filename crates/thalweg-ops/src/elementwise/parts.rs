@@ -247,6 +247,8 @@ macro_rules! parts_table {
                 samples: [[0.25], [2.0]],
                 numbers: [3.0],
             }
+            /// x to the power of 1: gradients of squares have it.
+            power_1(x) Floating { body: x, reference: x, samples: [[0.25], [-2.0]] }
             /// x to the power of 2.
             power_2(x) Floating { body: x * x, reference: x * x, samples: [[0.25], [-2.0]] }
             /// x to the power of 3.

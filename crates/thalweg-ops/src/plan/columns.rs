@@ -52,7 +52,8 @@ pub(super) fn side_by_side(
     let is_short = points <= SERIAL_POINTS;
     let widths = if is_short { &ABREAST_OF_SHORT[..] } else { &ABREAST };
     let abreast = widths.iter().copied().find(|abreast| {
-        geometry.rows() / (abreast * vector) >= MANY_BLOCKS && neighbours >= abreast * vector
+        // The vectors of a thread that has a row of its own need not lie next to those of other threads.
+        geometry.rows() / (abreast * vector) >= MANY_BLOCKS && (is_short || neighbours >= abreast * vector)
     })?;
     let lanes = (THREADS / abreast).min((points / POINTS_OF_A_LANE).next_power_of_two());
     let lanes = if is_short { 1 } else { lanes };

@@ -126,11 +126,16 @@ fn rounded(vectors: u8, most: u64) -> u8 {
 /// vector adds to a shifted one; `None` if no threads hold such rows.
 fn in_vectors(body: &Body, geometry: &Geometry, class: Class, iteration: &Iteration) -> Option<(Class, u64)> {
     let points = geometry.points();
-    if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
+    if body.reductions.is_empty() || class.inner_rank != 1 {
         return None;
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
     let class = Class { vector: vector(body, geometry, &class, iteration.alignment_bytes), ..class };
+    if points <= SERIAL_POINTS {
+        // One element at a time, a thread reads a short row as well as several threads do.
+        let has_vectors = class.vector > 1 && points >= 2 * u64::from(class.vector);
+        return has_vectors.then_some((class, points));
+    }
     let shifted = shifted(body, geometry, &class, iteration.alignment_bytes);
     let class = shifted.filter(|_| !body.has_offsets()).unwrap_or(class);
     let more = if class.shifted { u64::from(class.vector) - 1 } else { 0 };

@@ -17,6 +17,7 @@ use crate::tensor::Tensor;
 const NAMED: &[(&str, &str)] = &[
     ("copy", "CloneBackward0"),
     ("copy_", "CopyBackwards"),
+    ("power_1", "PowBackward0"),
     ("power_2", "PowBackward0"),
     ("power_3", "PowBackward0"),
 ];

@@ -334,9 +334,10 @@ operators! {
         }), first: Consumed;
 }
 
-/// Returns the body for exponents that need neither logarithm nor exponential: the same ones as in PyTorch.
+/// Returns the body for exponents that need neither logarithm nor exponential.
 fn power_without_logarithm(exponent: Scalar) -> Option<&'static LoopOp> {
     Some(match exponent.to_f64() {
+        1.0 => &table::power_1,
         2.0 => &table::power_2,
         3.0 => &table::power_3,
         0.5 => &table::sqrt,

@@ -120,6 +120,14 @@ extern "C" __global__ void __launch_bounds__(256) variance(const __grid_constant
             results0[e] = combine_abreast<8, 32>(results0[e], shared, [](const f32 x, const f32 y) { return x + y; });
             results1[e] = combine_abreast<8, 32>(results1[e], shared, [](const f32 x, const f32 y) { return x + y; });
         }
+        f32 row_v4[4];
+        #pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+            const f32 reduced1 = results1[e];
+            const f32 reduced0 = results0[e];
+            const f32 v4 = reduced1 / reduced0;
+            row_v4[e] = v4;
+        }
         f32 results2[4];
         #pragma unroll
         for (u32 e = 0; e < 4; ++e) {
@@ -149,10 +157,8 @@ extern "C" __global__ void __launch_bounds__(256) variance(const __grid_constant
                     if (point < end0) {
                         #pragma unroll
                         for (u32 e = 0; e < 4; ++e) {
-                            const f32 reduced1 = results1[e];
-                            const f32 reduced0 = results0[e];
+                            const f32 v4 = row_v4[e];
                             const f32 v0 = input0[k].element[e];
-                            const f32 v4 = reduced1 / reduced0;
                             const f32 v5 = v0 - v4;
                             const f32 v6 = v5 * v5;
                             run0_2[e] = run0_2[e] + v6;

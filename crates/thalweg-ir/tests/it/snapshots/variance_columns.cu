@@ -20,6 +20,9 @@ static __device__ __forceinline__ void wait_for_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+template <class T, u32 N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) pack {
+    T element[N];
+};
 // The same for a block of ROWS rows, where neighbouring threads are the same lane of neighbouring rows.
 template <u32 LANES, u32 ROWS, class T, class Combine>
 static __device__ __forceinline__ T combine_abreast(T value, void* const shared, const Combine combine) {
@@ -66,31 +69,95 @@ extern "C" __global__ void __launch_bounds__(512) variance(const __grid_constant
         const u32 row0 = row;
         const u32 start_input0 = row0 * u32(a.input0_row_stride0);
         const u32 start_output0 = row0 * u32(a.output0_row_stride0);
-        f32 reduced0 = 0.0f;
-        f32 reduced1 = 0.0f;
-        for (u32 point = lane; point < points; point += 64) {
-            const u32 inner0 = point;
-            const u32 at_input0 = start_input0 + inner0 * u32(a.input0_inner_stride0);
-            const f32 v0 = a.input0[at_input0];
-            reduced0 = reduced0 + 1.0f;
-            reduced1 = reduced1 + v0;
+        f32 results0[1];
+        f32 results1[1];
+        #pragma unroll
+        for (u32 e = 0; e < 1; ++e) {
+            results0[e] = 0.0f;
+            results1[e] = 0.0f;
         }
-        reduced0 = combine_abreast<64, 8>(reduced0, shared, [](const f32 x, const f32 y) { return x + y; });
-        reduced1 = combine_abreast<64, 8>(reduced1, shared, [](const f32 x, const f32 y) { return x + y; });
-        const f32 v4 = reduced1 / reduced0;
-        f32 reduced2 = 0.0f;
-        for (u32 point = lane; point < points; point += 64) {
-            const u32 inner0 = point;
-            const u32 at_input0 = start_input0 + inner0 * u32(a.input0_inner_stride0);
-            const f32 v0 = a.input0[at_input0];
-            const f32 v5 = v0 - v4;
-            const f32 v6 = v5 * v5;
-            reduced2 = reduced2 + v6;
+        for (u32 next = lane; next < points; next += 512) {
+            pack<f32, 1> input0[8];
+            #pragma unroll
+            for (u32 k = 0; k < 8; ++k) {
+                const u32 point = next + k * 64;
+                if (point < points) {
+                    const u32 inner0 = point;
+                    const u32 at_input0 = start_input0 + inner0 * u32(a.input0_inner_stride0);
+                    input0[k] = *(const pack<f32, 1>*)(a.input0 + at_input0);
+                }
+            }
+            #pragma unroll
+            for (u32 k = 0; k < 8; ++k) {
+                const u32 point = next + k * 64;
+                if (point < points) {
+                    #pragma unroll
+                    for (u32 e = 0; e < 1; ++e) {
+                        const f32 v0 = input0[k].element[e];
+                        results0[e] = results0[e] + 1.0f;
+                        results1[e] = results1[e] + v0;
+                    }
+                }
+            }
         }
-        reduced2 = combine_abreast<64, 8>(reduced2, shared, [](const f32 x, const f32 y) { return x + y; });
-        const f32 v8 = reduced2 / reduced0;
+        #pragma unroll
+        for (u32 e = 0; e < 1; ++e) {
+            results0[e] = combine_abreast<64, 8>(results0[e], shared, [](const f32 x, const f32 y) { return x + y; });
+            results1[e] = combine_abreast<64, 8>(results1[e], shared, [](const f32 x, const f32 y) { return x + y; });
+        }
+        f32 row_v4[1];
+        #pragma unroll
+        for (u32 e = 0; e < 1; ++e) {
+            const f32 reduced1 = results1[e];
+            const f32 reduced0 = results0[e];
+            const f32 v4 = reduced1 / reduced0;
+            row_v4[e] = v4;
+        }
+        f32 results2[1];
+        #pragma unroll
+        for (u32 e = 0; e < 1; ++e) {
+            results2[e] = 0.0f;
+        }
+        for (u32 next = lane; next < points; next += 512) {
+            pack<f32, 1> input0[8];
+            #pragma unroll
+            for (u32 k = 0; k < 8; ++k) {
+                const u32 point = next + k * 64;
+                if (point < points) {
+                    const u32 inner0 = point;
+                    const u32 at_input0 = start_input0 + inner0 * u32(a.input0_inner_stride0);
+                    input0[k] = *(const pack<f32, 1>*)(a.input0 + at_input0);
+                }
+            }
+            #pragma unroll
+            for (u32 k = 0; k < 8; ++k) {
+                const u32 point = next + k * 64;
+                if (point < points) {
+                    #pragma unroll
+                    for (u32 e = 0; e < 1; ++e) {
+                        const f32 v4 = row_v4[e];
+                        const f32 v0 = input0[k].element[e];
+                        const f32 v5 = v0 - v4;
+                        const f32 v6 = v5 * v5;
+                        results2[e] = results2[e] + v6;
+                    }
+                }
+            }
+        }
+        #pragma unroll
+        for (u32 e = 0; e < 1; ++e) {
+            results2[e] = combine_abreast<64, 8>(results2[e], shared, [](const f32 x, const f32 y) { return x + y; });
+        }
         if (active && lane == 0) {
-            a.output0[start_output0] = v8;
+            pack<f32, 1> output0;
+            #pragma unroll
+            for (u32 e = 0; e < 1; ++e) {
+                const f32 reduced2 = results2[e];
+                const f32 reduced0 = results0[e];
+                const f32 v8 = reduced2 / reduced0;
+                output0.element[e] = v8;
+            }
+            *(pack<f32, 1>*)(a.output0 + start_output0) = output0;
         }
     }
 }
