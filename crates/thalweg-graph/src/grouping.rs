@@ -49,8 +49,14 @@ struct Grouping<'s> {
     apart: Vec<Apart>,
 }
 
-/// Returns the loops of a segment's nodes in an order in which they may run, and the pairs that were not fused.
-pub(crate) fn grouped(segment: &Segment, live: Vec<u32>, machine: &Machine) -> (Vec<Loop>, Vec<Apart>) {
+/// Returns the loops of a segment's nodes in an order in which they may run, and the pairs that were not fused. Nodes that wait for their
+/// readers are not fused with earlier loops.
+pub(crate) fn grouped(
+    segment: &Segment,
+    live: Vec<u32>,
+    waits: impl Fn(u32) -> bool,
+    machine: &Machine,
+) -> (Vec<Loop>, Vec<Apart>) {
     let mut grouping = Grouping { segment, machine, loops: Vec::new(), later: Vec::new(), apart: Vec::new() };
     for &number in &live {
         let node = &segment.nodes[number as usize];
@@ -59,17 +65,17 @@ pub(crate) fn grouped(segment: &Segment, live: Vec<u32>, machine: &Machine) -> (
     }
     for number in live {
         grouping.later.retain(|(node, _)| *node != number);
-        grouping.add(number);
+        grouping.add(number, waits(number));
     }
     (grouping.loops, grouping.apart)
 }
 
 impl Grouping<'_> {
-    fn add(&mut self, number: u32) {
+    fn add(&mut self, number: u32, waits: bool) {
         let node = &self.segment.nodes[number as usize];
         self.loops.push(Loop::of(number, node, &self.segment.memories));
         let mut place = self.loops.len() - 1;
-        while let Some(joined) = self.join(place) {
+        while !waits && let Some(joined) = self.join(place) {
             place = joined;
         }
     }

@@ -6,7 +6,8 @@
 //! - work that nothing reads is left out, and what several loops compute is computed once;
 //! - loops become one loop by [composition of their bodies](thalweg_ir::compose), where that is allowed and not slower ([`fuse`]
 //!   says when): what a loop reads from another one then never is in memory, and what both read is read once;
-//! - a loop of which others read or write parts is divided, where that makes fewer bytes move;
+//! - a loop of which others read or write parts is divided, and one whose result several loops read is computed in each of them, where
+//!   that makes fewer bytes move;
 //! - what remains between the loops gets offsets in one arena, so its size is known before the program runs.
 //!
 //! # Invariants
@@ -23,6 +24,7 @@ mod parts;
 mod program;
 mod record;
 mod segment;
+mod spread;
 mod twins;
 
 pub use fuse::Refusal;

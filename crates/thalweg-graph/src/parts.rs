@@ -21,7 +21,7 @@ use crate::segment::{Lifetime, Node, Operand, Segment, Touched, dtypes, walked};
 const MOST_PARTS: usize = 4;
 const MOST_ADDED: usize = 64;
 
-/// A segment with loops that are divided.
+/// A segment with loops that are divided, or copied.
 pub(crate) struct Divided {
     pub segment: Segment,
     pub live: Vec<u32>,
@@ -129,7 +129,7 @@ pub(crate) fn divided(segment: &Segment, live: &[u32]) -> Option<Divided> {
 }
 
 /// Returns whether a loop computes each point independently of others, from operands that it reads and writes point by point.
-fn is_divisible(launch: &LoopLaunch) -> bool {
+pub(crate) fn is_divisible(launch: &LoopLaunch) -> bool {
     let body = &launch.body;
     body.reductions.is_empty()
         && body.report.is_none()

@@ -11,6 +11,7 @@ use crate::loops::Loop;
 use crate::machine::Machine;
 use crate::parts::divided;
 use crate::segment::{Lifetime, Operand, Segment, Touched};
+use crate::spread::{Spread, spread};
 use crate::twins::join_twins;
 
 /// A launch of a program.
@@ -63,23 +64,28 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         joined = changed;
         segment = &joined;
     }
-    let divided = divided(segment, &live);
-    let (mut loops, mut apart) = grouped(segment, live, machine);
+    let changed = [
+        divided(segment, &live).map(|mut found| {
+            let (loops, apart) = grouped(&found.segment, std::mem::take(&mut found.live), |_| false, machine);
+            Spread { copied: found, loops, apart }
+        }),
+        spread(segment, &live, machine),
+    ];
+    let (mut loops, mut apart) = grouped(segment, live, |_| false, machine);
     let parts;
-    if let Some(mut found) = divided {
-        let (mut others, mut others_apart) =
-            grouped(&found.segment, std::mem::take(&mut found.live), machine);
-        if cost(&others) < cost(&loops) {
-            let whole = |number: &mut u32| *number = found.origins[*number as usize];
-            others.iter_mut().for_each(|of| of.rename(whole));
-            others_apart
-                .iter_mut()
-                .for_each(|apart| [&mut apart.first, &mut apart.second].into_iter().for_each(whole));
-            (loops, apart) = (others, others_apart);
-            apart.dedup();
-            parts = found.segment;
-            segment = &parts;
-        }
+    // The cheapest: the segment as it is, with loops that are divided, or with copies of loops.
+    let cheapest = changed.into_iter().flatten().min_by_key(|found| cost(&found.loops));
+    if let Some(mut found) = cheapest.filter(|found| cost(&found.loops) < cost(&loops)) {
+        let whole = |number: &mut u32| *number = found.copied.origins[*number as usize];
+        found.loops.iter_mut().for_each(|of| of.rename(whole));
+        found
+            .apart
+            .iter_mut()
+            .for_each(|apart| [&mut apart.first, &mut apart.second].into_iter().for_each(whole));
+        (loops, apart) = (found.loops, found.apart);
+        apart.dedup();
+        parts = found.copied.segment;
+        segment = &parts;
     }
     let lives = |lifetime: Lifetime| {
         let is_touched =

@@ -12,7 +12,7 @@ use thalweg_graph::{Lifetime, Machine, Memory, Node, Operand, Program, Refusal, 
 use thalweg_ir::{DType, Layout, Shape};
 use thalweg_ops::LoopOp;
 use thalweg_ops::lower::{LoopArguments, LoopLaunch, LoweredLoop, Operand as Lowered, Points};
-use thalweg_ops::structured::{SOFTMAX, SUM};
+use thalweg_ops::structured::{COPY, SOFTMAX, SUM};
 use thalweg_ops::table::{add, exp, mul};
 
 const MACHINE: Machine = Machine { shared_memory_bytes: 227 << 10, has_clusters: true };
@@ -79,6 +79,15 @@ impl Builder {
             LoopLaunch::into_outputs(operator, &operands, &[output.lowered()], &LoopArguments::default())
                 .unwrap();
         self.add(launch, inputs, output);
+    }
+
+    /// Returns numbers as float32, in temporary memory.
+    fn widened(&mut self, x: &Value) -> Value {
+        let wide = self.memory(x.layout.clone(), DType::F32, Lifetime::Temporary);
+        let arguments = LoopArguments { dtype: Some(DType::F32), ..LoopArguments::default() };
+        let launch = LoopLaunch::into_outputs(&COPY, &[x.lowered()], &[wide.lowered()], &arguments).unwrap();
+        self.add(launch, &[x], &wide);
+        wide
     }
 
     fn add(&mut self, launch: LoopLaunch, inputs: &[&Value], output: &Value) {
@@ -309,4 +318,40 @@ fn what_is_computed_twice_is_computed_once() {
     let product = builder.call(&mul, &[&one, &other]);
     builder.keep(&product);
     assert_eq!(builder.plan().twins, []);
+}
+
+#[test]
+fn numbers_that_several_loops_read_wider_are_not_stored_wide() {
+    let program_of = |narrow: DType| {
+        let mut builder = Builder::default();
+        let x = builder.memory(Layout::contiguous(&[16, 64, 1024]), narrow, Lifetime::Existing);
+        let wide = builder.widened(&x);
+        // Sums of columns and of rows have no loop in common.
+        for dimension in [1, 2] {
+            let sum = builder.reduce(&SUM, &[&wide], &[dimension]);
+            builder.keep(&sum);
+        }
+        builder.plan()
+    };
+    let program = program_of(DType::Bf16);
+    assert_eq!(members(&program), [[0, 1], [0, 2]], "{:?}", program.apart);
+    assert_eq!((program.arena_bytes, program.placed.len()), (0, 0));
+    assert_eq!(program.traffic_bytes[1], 2 * (16 * 64 * 1024 * 2) + 4 * 16 * (64 + 1024));
+    // Numbers of as many bytes are read as often, whether they are copied or not.
+    assert_eq!(program_of(DType::F32).steps.len(), 2);
+}
+
+#[test]
+fn what_is_written_meanwhile_is_not_read_later() {
+    let mut builder = Builder::default();
+    let x = builder.memory(Layout::contiguous(&[512, 256]), DType::Bf16, Lifetime::Existing);
+    let wide = builder.widened(&x);
+    let columns = builder.reduce(&SUM, &[&wide], &[0]);
+    builder.write_over(&mul, &[&x, &x], &x);
+    let rows = builder.reduce(&SUM, &[&wide], &[1]);
+    builder.keep(&columns);
+    builder.keep(&rows);
+    let program = builder.plan();
+    let reader = program.steps.iter().find(|step| step.members.contains(&3)).unwrap();
+    assert!(!reader.inputs.iter().any(|input| input.memory == x.memory), "{:?}", members(&program));
 }
