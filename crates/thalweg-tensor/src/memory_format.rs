@@ -3,10 +3,11 @@
 use std::panic::Location;
 
 use thalweg_derive::in_call;
-use thalweg_ir::{DType, Shape, inverse_order};
+use thalweg_ir::{DType, Layout, Shape, inverse_order};
 use thalweg_runtime::{Error, Label, Result, Stream, invalid};
 
 use crate::dispatch::{built_in, call};
+
 use crate::tensor::Tensor;
 
 /// An order of a tensor's dimensions in memory (`torch.memory_format`). The order of the shape, and so of subscripts, does not
@@ -100,7 +101,8 @@ pub(crate) fn laid_out(tensor: &Tensor, channels_last: bool) -> Result<Tensor> {
     }
 }
 
-/// Returns a result of an operator without gaps, in the order of the shape or with the channels innermost.
+/// Returns a result of an operator without gaps, in the order of the shape or with the channels innermost: offered memory, if there is
+/// any of that order.
 pub(crate) fn empty_in(
     shape: &[usize],
     dtype: DType,
@@ -110,6 +112,11 @@ pub(crate) fn empty_in(
     if !channels_last {
         return Tensor::result_on(shape, dtype, stream, label);
     }
-    let last: Shape = channels_last_order(shape.len()).iter().map(|&dim| shape[dim]).collect();
-    from_last(&Tensor::result_on(&last, dtype, stream, label)?)
+    let order = channels_last_order(shape.len());
+    let last: Shape = order.iter().map(|&dim| shape[dim]).collect();
+    let layout = Layout::contiguous(&last).permute(&inverse_order(&order))?;
+    match Tensor::offered(&layout, dtype, stream) {
+        Some(offered) => Ok(offered),
+        None => from_last(&Tensor::empty_on(&last, dtype, stream, label)?),
+    }
 }

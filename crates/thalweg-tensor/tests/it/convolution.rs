@@ -5,7 +5,7 @@ use thalweg_runtime::{CaptureOptions, Graph, Label, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Argument, Ints, find_operator};
 
-use crate::support::{assert_close, device, random, values};
+use crate::support::{assert_close, device, on_own_device, random, values};
 
 /// The sizes of input and weight; stride, padding and dilation; and the number of groups.
 type Case = (&'static [usize], &'static [usize], [&'static [i64]; 3], i64);
@@ -231,4 +231,38 @@ fn what_is_no_convolution_is_refused() {
     assert!(error.is_invalid_argument(), "{error}");
     let wide = weight.to_dtype(DType::F64).unwrap();
     assert!(by_library([&input, &wide], 0, &ints(&[2, 4, 7, 8]), case).is_err());
+}
+
+#[test]
+fn results_with_their_channels_last_are_computed_where_they_are_wanted() {
+    on_own_device(|| {
+        let device = device();
+        for (channels, kernel, groups) in [(64, 3, 1), (96, 1, 1), (64, 3, 64)] {
+            let last = |shape: &[usize], seed| {
+                let order: Vec<usize> = [0, 2, 3, 1].map(|dim| shape[dim]).to_vec();
+                random(&order, seed).to_dtype(DType::F32).unwrap().permute(&[0, 3, 1, 2]).unwrap()
+            };
+            let x = last(&[2, 64, 16, 16], 1);
+            let weight = last(&[channels, 64 / groups, kernel, kernel], 2);
+            let padding: Ints = [kernel as i64 / 2; 2].into_iter().collect();
+            let [ones, zeros]: [Ints; 2] = [1, 0].map(|number| [number; 2].into_iter().collect());
+            let arguments = || {
+                let lists = [&ones, &padding, &ones].map(|list| Argument::Ints(list));
+                let start = [Argument::from(&x), (&weight).into(), Argument::None];
+                let end = [false.into(), Argument::Ints(&zeros), (groups as i64).into()];
+                start.into_iter().chain(lists).chain(end).collect::<Vec<_>>()
+            };
+            let operator = find_operator("convolution").unwrap();
+            let wanted =
+                operator.call(&arguments(), None, Label::here("convolution")).unwrap().swap_remove(0);
+            let out = last(wanted.shape(), 3);
+            let allocator = device.allocator();
+            allocator.reset_peak_memory_stats();
+            let before = allocator.statistics().allocated_bytes.all.current;
+            operator.call_out(&arguments(), std::slice::from_ref(&out)).unwrap();
+            let more = allocator.statistics().allocated_bytes.all.peak - before;
+            assert!((more as usize) < 4 * out.elements(), "{more} bytes with a kernel of {kernel}");
+            assert_eq!(values(&out), values(&wanted));
+        }
+    });
 }
