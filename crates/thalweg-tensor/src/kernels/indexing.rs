@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::slice::from_ref;
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Dimensions, Shape};
+use thalweg_ir::{DType, Dimensions, Layout, Shape};
 use thalweg_kernels::scatter::atomic::ScatterAtomic;
 use thalweg_kernels::scatter::few::ScatterFew;
 use thalweg_kernels::scatter::last::LastIndices;
@@ -49,7 +49,7 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(0));
     let count = indices.elements();
     let index = indices.reshape(&[1, count, 1])?.expand(&[1, count, features])?;
-    gather_into((&weight, &index), &result, [1, embeddings, count, features], call.label)?;
+    gather_into((&weight, &index), &result, [embeddings, features], call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -103,9 +103,13 @@ fn three(tensor: &Tensor) -> Result<[usize; 3]> {
     })
 }
 
-/// Refuses indices that are not int64 of shape (outer, count, inner), and returns their shape.
+/// Refuses indices that are not int64 of shape (outer, count, inner), and returns their shape. The outer dimension may be two: of
+/// indices that repeat along one of them, it need not be a single one.
 fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 3]> {
-    let shape = three(index)?;
+    let shape = match *index.shape() {
+        [slow, fast, count, inner] => [slow * fast, count, inner],
+        _ => three(index)?,
+    };
     if index.dtype() == DType::I64 && shape[0] == outer && shape[2] == inner {
         return Ok(shape);
     }
@@ -132,9 +136,9 @@ pub(crate) fn index_check(call: &Call<'_>) -> Result<Tensors> {
 pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     let (source, index) = (call.tensor(0).contiguous()?, call.tensor(1));
     let [_, extent, inner] = three(&source)?;
-    let rows = check_index(three(&source)?, index)?;
-    let result = call.new_result(&rows, source.dtype())?;
-    gather_into((&source, index), &result, [rows[0], extent, rows[1], inner], call.label)?;
+    check_index(three(&source)?, index)?;
+    let result = call.new_result(index.shape(), source.dtype())?;
+    gather_into((&source, index), &result, [extent, inner], call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -144,11 +148,11 @@ fn may_wait(result: &Tensor) -> bool {
 }
 
 /// Gathers the elements of a contiguous source (outer, extent, inner) at indices (outer, count, inner), by a loop that may wait if the
-/// result is large.
+/// result is large. The outer dimension of indices and result may be two.
 fn gather_into(
     (source, index): (&Tensor, &Tensor),
     result: &Tensor,
-    [outer, extent, count, inner]: [usize; 4],
+    [extent, inner]: [usize; 2],
     label: Label,
 ) -> Result<()> {
     if result.elements() == 0 {
@@ -159,21 +163,22 @@ fn gather_into(
     }
     let waits = may_wait(result);
     if waits && OutOfRangeReport::is_wanted() {
-        let list = match stride_of_rows(index) {
-            Some(_) => index.narrow(0, 0, 1)?.narrow(2, 0, 1)?,
-            None => index.clone(),
-        };
-        check_indices(&list, [extent as u64, 0], label)?;
+        check_indices(index, [extent as u64, 0], label)?;
     }
+    let mut starts: SmallVec<[usize; 4]> = SmallVec::from_slice(&[extent * inner, 0, 1]);
+    if let [_, fast, _, _] = *index.shape() {
+        starts.insert(0, fast * extent * inner);
+    }
+    let rows = Layout::contiguous(index.shape());
     let placements = [
         Placement::Gathered(source.elements() as u64),
         strided(index.layout().strides(), &[]),
-        strided(&[extent * inner, 0, 1], &[]),
-        strided(&[count * inner, inner, 1], &[]),
+        strided(&starts, &[]),
+        strided(rows.strides(), &[]),
     ];
     launch_placed(
         if waits { &GATHER_REPORTED } else { &GATHER },
-        (&[outer, count, inner], &[]),
+        (index.shape(), &[]),
         (&[source, index, source], from_ref(result)),
         placements.into_iter().collect(),
         &[extent as u64, inner as u64],
@@ -181,9 +186,16 @@ fn gather_into(
     )
 }
 
-/// Reports indices that are not from 0 on below the first number, and not the second.
+/// Reports indices that are not from 0 on below the first number, and not the second. Each that repeats is checked once.
 fn check_indices(index: &Tensor, numbers: [u64; 2], label: Label) -> Result<Tensor> {
-    let result = Tensor::empty_on(&[1], DType::I64, &index.device().current_stream(), label)?;
+    let mut list = index.clone();
+    for dimension in 0..index.rank() {
+        if index.layout().strides()[dimension] == 0 {
+            list = list.narrow(dimension as i64, 0, 1)?;
+        }
+    }
+    let (index, stream) = (&list, index.device().current_stream());
+    let result = Tensor::empty_on(&[1], DType::I64, &stream, label)?;
     launch_placed(
         &INDEX_CHECK,
         (index.shape(), &[]),
@@ -236,12 +248,19 @@ pub(crate) fn scatter(call: &Call<'_>) -> Result<Tensors> {
 /// gradient of [`gather`].
 pub(crate) fn gather_backward(call: &Call<'_>) -> Result<Tensors> {
     let (source, index) = (call.tensor(0), call.tensor(1));
-    let [outer, _, inner] = three(source)?;
-    let rows = check_index([outer, 0, inner], index)?;
+    refuse_if!(
+        source.shape() != index.shape(),
+        "the source must be {index:?} as the indices are, not {source:?}"
+    );
+    let sizes = match *index.shape() {
+        [slow, fast, _, inner] => [slow * fast, 0, inner],
+        _ => three(index)?,
+    };
+    let rows = check_index(sizes, index)?;
     let extent = usize::try_from(call.int(2)).map_err(|_| invalid!("an extent is not negative"))?;
-    refuse_if!(source.shape() != rows, "the source must be {rows:?} as the indices are, not {source:?}");
-    let scatter = Scatter { index, source, combine: Combine::Sum, label: call.label };
-    scatter.onto(Target::Zeros([outer, extent, inner]))
+    let [index, source] = [index, source].map(|tensor| tensor.reshape(&rows));
+    let scatter = Scatter { index: &index?, source: &source?, combine: Combine::Sum, label: call.label };
+    scatter.onto(Target::Zeros([rows[0], extent, rows[2]]))
 }
 
 /// The tensor into whose copy elements are combined.

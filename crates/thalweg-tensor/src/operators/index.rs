@@ -287,7 +287,29 @@ fn gather(call: &Call<'_>) -> Result<Tensors> {
     if is_copied && !is_recorded(&[x]) {
         return gathered_in_place(&source, dim, &wide)?.reshape(index.shape()).map(single);
     }
-    gathered(&outer_inner(&source, dim)?, &outer_inner(&wide, dim)?)?.reshape(index.shape()).map(single)
+    let at = if source.dtype().is_complex() {
+        outer_inner(&wide, dim)?
+    } else {
+        outer_inner_of_index(&wide, dim)?
+    };
+    gathered(&outer_inner(&source, dim)?, &at)?.reshape(index.shape()).map(single)
+}
+
+/// Returns indices as [`outer_inner`] does, or, if they would be copied because they repeat along some dimensions, with two outer
+/// dimensions.
+fn outer_inner_of_index(index: &Tensor, dim: usize) -> Result<Tensor> {
+    let (outer, rest) = index.shape().split_at(dim);
+    let counts = |at: usize| [outer[..at].iter().product(), outer[at..].iter().product()];
+    let inner = [rest[0], rest[1..].iter().product()];
+    if index.layout().strides().contains(&0)
+        && index.view(&[outer.iter().product(), inner[0], inner[1]]).is_err()
+    {
+        let as_two = |at: usize| index.view(&[counts(at), inner].concat()).ok();
+        if let Some(view) = (1..dim).find_map(as_two) {
+            return Ok(view);
+        }
+    }
+    outer_inner(index, dim)
 }
 
 pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tensor> {

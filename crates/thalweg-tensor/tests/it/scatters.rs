@@ -295,3 +295,53 @@ fn rows_are_copied_whole() {
         }
     });
 }
+
+#[test]
+fn indices_that_repeat_are_read_where_they_are() -> Result<()> {
+    // (batches, heads, queries, keys, extent): indices that are the same for all heads, or for all batches and heads.
+    for (sizes, dtype) in [([2, 3, 5, 7, 9], DType::F32), ([4, 8, 16, 33, 70], DType::Bf16)] {
+        let [batches, heads, queries, keys, extent] = sizes;
+        let list = |count: usize| -> Vec<f64> { numbers(5, extent).take(count).map(|n| n as f64).collect() };
+        let whole = [batches, heads, queries, keys];
+        let x = elements(1, &[batches, heads, queries, extent], dtype);
+        let gradient = elements(2, &whole, dtype);
+        for shape in [[1, 1, queries, keys], [batches, 1, queries, keys]] {
+            let index = tensor(&list(shape.iter().product()), &shape, DType::I64).expand(&whole)?;
+            let result_of = |index: &Tensor| -> Result<[Vec<f64>; 3]> {
+                let x = x.detach().requires_grad_()?;
+                let result = x.gather(-1, index)?;
+                result.backward_with(&gradient)?;
+                let added = x.detach().scatter_add(-1, index, &gradient)?;
+                Ok([values(&result), values(&x.grad().unwrap()), values(&added)])
+            };
+            let [found, wanted] = [result_of(&index)?, result_of(&index.contiguous()?)?];
+            assert_eq!(found[0], wanted[0], "{whole:?}");
+            assert_close(&found[1], &wanted[1], 1e-5);
+            assert_close(&found[2], &wanted[2], 1e-5);
+            let model = model(
+                &x.detach(),
+                &values(&index.contiguous()?).iter().map(|&n| n as i64).collect::<Vec<_>>(),
+                &gradient,
+                "sum",
+                [batches * heads * queries, extent, keys, 1],
+            );
+            assert_close(&found[2], &values(&model), 1e-2);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn repeated_indices_take_no_memory_of_their_own() {
+    on_own_device(|| {
+        let device = device();
+        let x = random(&[64, 32, 16], 1).to_dtype(DType::F32).unwrap();
+        let index = tensor(&vec![3.0; 32 * 8], &[1, 32, 8], DType::I64).expand(&[64, 32, 8]).unwrap();
+        let allocator = device.allocator();
+        allocator.reset_peak_memory_stats();
+        let before = allocator.statistics().allocated_bytes.all.current;
+        let result = x.gather(-1, &index).unwrap();
+        let more = allocator.statistics().allocated_bytes.all.peak - before;
+        assert!((more as usize) < 4 * result.elements() + 8 * 32 * 8, "{more}");
+    });
+}
