@@ -82,6 +82,39 @@ def test_convolutions_have_their_channels_last_and_results_their_own_order(torch
 
 
 @with_pytorch
+def test_rows_that_are_normalized_are_dense_and_results_keep_their_order(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    aten = torch.ops.aten
+    layers = torch.nn.ModuleList([torch.nn.LayerNorm(48), torch.nn.Linear(48, 48), torch.nn.Linear(48, 48)])
+
+    def function(x, bias, normalize, first, second):
+        turned = x.transpose(1, 2) + bias
+        scores = (turned * 2).transpose(1, 2).softmax(1)
+        return turned, turned + second(first(normalize(turned)).relu()), scores + (turned.transpose(1, 2) * 3).softmax(-1)
+
+    compiled = torch.compile(function, backend=as_gpu.backend, fullgraph=True)
+    inputs = torch.randn(30, 48, 64, requires_grad=True), torch.randn(48, requires_grad=True)
+
+    def run(call):
+        results = call(*inputs, *layers)
+        gradients = torch.autograd.grad(sum((result * result).sum() for result in results), [*inputs, *layers.parameters()])
+        return [*results, *gradients]
+
+    nodes, found = of_graph(lambda: run(compiled))
+    norms = [node for node in nodes if node.target is aten.native_layer_norm.default]
+    sums = [node for node in nodes if node.target is aten._softmax.default]
+    along = [(node.args[0].meta["val"], -1) for node in norms] + [(node.args[0].meta["val"], node.args[1]) for node in sums]
+    assert norms and sums and all(one.stride(dimension) == 1 for one, dimension in along), [(one.stride(), dimension) for one, dimension in along]
+    for number, (one, two) in enumerate(zip(found, run(function), strict=True)):
+        assert number > 2 or one.stride() == two.stride(), (number, one.stride(), two.stride())
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+    assert not any(graph.passed_on for graph in dynamo.compiled()), dynamo.compiled()
+
+
+@with_pytorch
 def test_running_statistics_are_written_in_their_place(torch, dynamo):
     import as_gpu
 

@@ -1,8 +1,13 @@
-"""Convolutions whose tensors have their channels last in memory.
+"""The order in memory of what convolutions and normalizations read.
 
 Libraries compute convolutions of 16 bits with channels last, and copy tensors of another order before and after. In a graph with such
-convolutions, weights and images get that order once, and everything that is computed from them keeps it, as it does in PyTorch. Results of
-the graph have the order that they had.
+convolutions, weights and images get that order once, and everything that is computed from them keeps it, as it does in PyTorch. Convolutions
+in groups take images in the order that they have.
+
+A row that is normalized, or of which a softmax is computed, is read fastest if its elements are neighbours. A computed tensor of another order
+is copied once, and what is computed from it keeps the order of the copy.
+
+Results of the graph have the order that they had.
 """
 
 import operator
@@ -18,6 +23,12 @@ aten = torch.ops.aten
 # The tensors of a call that are images or weights, by their places.
 _TENSORS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
 
+# The tensors of a call that are read in rows along the last dimension, by their places.
+_ROWS = {aten.native_layer_norm.default: (0,), aten._softmax.default: (0,), aten._log_softmax.default: (0,)}
+
+# The fewest elements of a tensor that is copied so that its rows are dense.
+_LEAST_ROWS = 1 << 16
+
 # Views that are copies where the order of the elements in memory does not allow a view.
 _VIEWS = {aten.view.default, aten._unsafe_view.default}
 
@@ -27,12 +38,16 @@ class _NotPossible(Exception):
 
 
 def rewritten(gm, is_on_gpu):
-    """Returns a graph whose convolutions have their channels last, if it has some for which that is faster."""
+    """Returns a graph whose convolutions have their channels last, if it has some for which that is faster, and whose rows are dense."""
     convolutions = [node for node in gm.graph.nodes if is_call(node, *_TENSORS)]
-    if not convolutions or not all(is_on_gpu(_value(node.args[0])) and _is_faster(node) for node in convolutions):
+    whole = [node for node in convolutions if _groups(node) == 1]
+    is_last = bool(whole) and all(is_on_gpu(_value(node.args[0])) and _is_faster(node) for node in whole)
+    # Parts of channels have gaps if channels are last. Among convolutions in groups, copies of them cost more than is gained.
+    is_last = is_last and (len(whole) == len(convolutions) or not any(_reads_parts(node) for node in convolutions))
+    if not is_last and not any(_has_rows(node) and _is_sparse(_value(node)) and is_on_gpu(_value(node)) for node in gm.graph.nodes):
         return gm
     try:
-        graph = _Layouts(gm.graph).graph
+        graph = _Layouts(gm.graph, is_last).graph
     except _NotPossible:
         return gm
     gm.graph = graph
@@ -44,20 +59,48 @@ def _value(node):
     return node.meta["val"]
 
 
+def _groups(node):
+    """Returns the number of groups of a convolution."""
+    return node.args[8] if node.target is aten.convolution.default else node.args[9]
+
+
 def _is_faster(node):
     """Returns whether a library computes a convolution faster with channels last."""
     image, weight = (_value(node.args[place]) for place in _TENSORS[node.target][-2:])
     is_narrow = image.dtype in (torch.float16, torch.bfloat16) or image.dtype is torch.float32 and adapter().settings()[1]
-    groups = node.args[8] if node.target is aten.convolution.default else node.args[9]
     sizes = [*image.shape[1:], *weight.shape]
-    return image.dim() == 4 and is_narrow and groups == 1 and all(isinstance(size, int) for size in sizes)
+    return image.dim() == 4 and is_narrow and all(isinstance(size, int) for size in sizes)
+
+
+def _reads_parts(node):
+    """Returns whether the image of a convolution is a part of the channels of another tensor."""
+    image = node.args[_TENSORS[node.target][-2]]
+    of_list = is_call(image, operator.getitem) and is_call(image.args[0], aten.split.Tensor, aten.split_with_sizes.default)
+    return (image.args[0].args[2:] == (1,)) if of_list else is_call(image, aten.slice.Tensor) and image.args[1:2] == (1,)
 
 
 def _is_for_convolutions(node):
-    """Returns whether convolutions read a computed value, and nothing reads it as a view."""
+    """Returns whether convolutions without groups read a computed value, and nothing reads it as a view."""
     users = list(node.users)
-    is_read = any(is_call(user, *_TENSORS) and node in [user.args[place] for place in _TENSORS[user.target]] for user in users)
+    is_read = any(is_call(user, *_TENSORS) and _groups(user) == 1 and node in [user.args[place] for place in _TENSORS[user.target]] for user in users)
     return node.op == "call_function" and is_read and all(user.op == "call_function" and user.target not in _VIEWS for user in users)
+
+
+def _has_rows(node):
+    """Returns whether a normalization or a softmax along the last dimension reads a computed tensor."""
+
+    def is_read(user):
+        is_last = user.target is aten.native_layer_norm.default or user.args[1] in (-1, _value(node).dim() - 1)
+        return node in [user.args[place] for place in _ROWS[user.target]] and is_last
+
+    return node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor) and any(is_call(user, *_ROWS) and is_read(user) for user in node.users)
+
+
+def _is_sparse(value):
+    """Returns whether the elements of a tensor's rows are apart in memory, so that reading a copy is faster."""
+    if value.dim() == 0 or not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+        return False
+    return value.shape[-1] > 1 and value.stride(-1) != 1 and value.numel() >= _LEAST_ROWS
 
 
 def _is_channels_last(value):
@@ -70,10 +113,10 @@ def _forms(value):
 
 
 class _Layouts:
-    """A copy of a graph, in which nodes have the values that follow from channels that are last."""
+    """A copy of a graph, in which nodes have the values that follow from rows that are dense and, if wanted, channels that are last."""
 
-    def __init__(self, source):
-        self.graph, self._made, self._last = torch.fx.Graph(), {}, {}
+    def __init__(self, source, is_last):
+        self.graph, self._made, self._last, self._is_last = torch.fx.Graph(), {}, {}, is_last
         for node in source.nodes:
             if node.op == "output":
                 self._output(node)
@@ -83,20 +126,23 @@ class _Layouts:
     def _copied(self, node):
         """Copies a node, with another value if those of its arguments have other strides."""
         former = node.meta.get("val")
-        is_convolution = is_call(node, *_TENSORS)
-        if is_convolution:
+        is_convolution = self._is_last and is_call(node, *_TENSORS)
+        is_whole = is_convolution and _groups(node) == 1
+        if is_whole:
             for place in _TENSORS[node.target]:
                 self._channels_last(self._made[node.args[place]])
         made = self.graph.node_copy(node, self._made.__getitem__)
         made.meta = dict(node.meta)
-        if is_convolution:
+        if is_whole:
             made.args = tuple(self._last.get(one, one) if place in _TENSORS[node.target] else one for place, one in enumerate(made.args))
         given = [one for one in node.all_input_nodes if self._made[one].meta.get("val") is not one.meta.get("val")]
         if node.op == "call_function" and (given or is_convolution):
             self._infer(made, former)
-        if _is_for_convolutions(node) and not _is_channels_last(_value(made)):
-            # Everything that reads it reads the copy, so that no tensors of both orders meet, and one of them is saved.
+        # Everything that reads it reads the copy, so that no tensors of both orders meet, and one of them is saved.
+        if self._is_last and _is_for_convolutions(node) and not _is_channels_last(_value(made)):
             return call(self.graph, made, aten.clone.default, made, memory_format=torch.channels_last)
+        if _has_rows(node) and _is_sparse(_value(made)):
+            return call(self.graph, made, aten.clone.default, made, memory_format=torch.contiguous_format)
         return made
 
     def _channels_last(self, node):
@@ -131,9 +177,10 @@ class _Layouts:
         first = next(one for one in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor))
         with first.fake_mode:
             value = node.target(*args, **kwargs)
-            if node.target is aten.convolution.default:
+            is_whole = self._is_last and is_call(node, *_TENSORS) and _groups(node) == 1
+            if is_whole and node.target is aten.convolution.default:
                 value = value.contiguous(memory_format=torch.channels_last)
-            elif node.target is aten.convolution_backward.default:
+            elif is_whole:
                 value = tuple(one if one is None or one.dim() != 4 else one.contiguous(memory_format=torch.channels_last) for one in value)
         return value
 
@@ -144,8 +191,17 @@ class _Layouts:
             now, former = self._made[one], one.meta.get("val")
             made[one] = now
             if _forms(now.meta.get("val")) != _forms(former):
-                if not former.is_contiguous():
-                    raise _NotPossible
-                made[one] = call(self.graph, now, aten.clone.default, now, memory_format=torch.contiguous_format)
+                made[one] = self._in_order(now, former)
         copied = self.graph.node_copy(node, made.__getitem__)
         copied.meta = dict(node.meta)
+
+    def _in_order(self, node, former):
+        """Adds a copy of a node in another order in memory."""
+        order = sorted(range(former.dim()), key=lambda dimension: former.stride(dimension), reverse=True)
+        if not former.permute(order).is_contiguous():
+            raise _NotPossible
+        if order == list(range(former.dim())):
+            return call(self.graph, node, aten.clone.default, node, memory_format=torch.contiguous_format)
+        turned = call(self.graph, node, aten.permute.default, node, order)
+        dense = call(self.graph, turned, aten.clone.default, turned, memory_format=torch.contiguous_format)
+        return call(self.graph, dense, aten.permute.default, dense, [order.index(dimension) for dimension in range(former.dim())])
