@@ -7,8 +7,6 @@ import os
 import pathlib
 import pickle
 
-import torch
-
 import thalweg
 from thalweg import _core
 
@@ -26,18 +24,13 @@ def tag():
     return f"thalweg {thalweg.__version__} {os.path.getsize(_core.__file__)} {digest}"
 
 
-def is_lazy(tensor):
-    """Returns whether a tensor's elements are others than those in its memory, as autograd's gradients may be, which no guard checks."""
-    return isinstance(tensor, torch.Tensor) and (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
-
-
 class Code(adapter().OutputCode):
     """A graph as a description of a program, and the program, which a process that has loaded it makes at the first call."""
 
-    def __init__(self, kind, description, device, streams, counts, gradients=()):
+    def __init__(self, kind, description, device, streams, counts, forms):
         self._kind, self._description, self._device, self._streams, self._counts = kind, description, device, streams, counts
-        # The places of the gradients among the inputs.
-        self._gradients = gradients
+        # The forms of the inputs, and the program for other ones, whose calls are not repeated.
+        self._forms, self._steps = forms, None
         # In the process that compiles, a program that cannot be made is an error of the compilation.
         self._call = program(description, device, streams)
         # PyTorch's wrappers take over the attributes of the object, not of its class.
@@ -46,10 +39,16 @@ class Code(adapter().OutputCode):
     def __call__(self, inputs):
         if self._call is None:
             self._call = program(self._description, self._device, self._streams)
-        for place in self._gradients:
-            if is_lazy(inputs[place]):
-                inputs[place] = inputs[place].clone()
-        return self._call(inputs)
+        others = self._forms.others(inputs)
+        if not others:
+            return self._call(inputs)
+        if self._kind == "backward":
+            for form in others:
+                inputs[form.place] = form.restored(inputs[form.place])
+            return self._call(inputs)
+        if self._steps is None:
+            self._steps = program(self._description, self._device, self._streams, may_repeat=False)
+        return self._steps(inputs)
 
     def report(self, **about):
         """Returns the graph's entry of `compiled()`."""
@@ -62,7 +61,7 @@ class Code(adapter().OutputCode):
     # ---- The cache ------------------------------------------------------------------------------------------------------
 
     def __getstate__(self):
-        return {**self.__dict__, "_call": None}
+        return {**self.__dict__, "_call": None, "_steps": None}
 
     def prepare_for_serialization(self):
         """Checks that the graph may be stored, which one with streams or with functions of the program may not."""
