@@ -82,29 +82,28 @@ def test_tensors_that_have_other_forms_than_before(torch, dynamo):
         saved = (x @ first / 8).t().exp()
         return (saved * saved.mean(0)).t() @ last + attend(x, first, last)
 
-    # Hooks that change the strides or the dtype of saved tensors.
+    # Hooks that change the strides, the dtype or the sizes of saved tensors.
     unpacks = [
         lambda tensor: tensor.clone(memory_format=torch.contiguous_format),
         lambda tensor: tensor.movedim(0, -1).contiguous().movedim(-1, 0),
         lambda tensor: tensor.double(),
-        lambda tensor: torch.nn.functional.pad(tensor, (1, 2))[..., 1:-2],
+        lambda tensor: tensor[:2],
     ]
     with in_place() as programs:
         compiled = torch.compile(function, backend=as_gpu.backend, fullgraph=True)
         for call in range(12):
-            unpack, leaves = unpacks[call // 2 - 2] if call >= 4 else torch.clone, leaves_of(torch)
-            expected = gradients(torch, function, leaves, 2)
-            with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
-                found = gradients(torch, compiled, leaves, 2)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=lambda text: f"call {call}: {text}")
+            unpack, leaves, found = unpacks[call // 2 - 2] if call >= 4 else torch.clone, leaves_of(torch), []
+            for one in (compiled, function):
+                with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+                    try:
+                        found.append(gradients(torch, one, leaves, 2))
+                    except RuntimeError as error:
+                        # PyTorch refuses products of two dtypes, and of other sizes, too.
+                        assert call >= 8 and ("dtype" in str(error) or "size" in str(error) or "shape" in str(error)), error
+                        found.append(None)
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4, msg=lambda text: f"call {call}: {text}")
+            assert (found[0] is None) == (call >= 8)
         assert is_recorded(programs)
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor[:2]):
-            try:
-                gradients(torch, compiled, leaves_of(torch), 1)
-            except RuntimeError as error:
-                assert "shape" in str(error), error
-            else:
-                raise AssertionError("a saved tensor with fewer rows was read")
 
 
 @with_pytorch

@@ -161,9 +161,9 @@ def test_attention_is_taken_before_pytorch_chooses(torch, dynamo):
         q = torch.randn(2, 4, 9, 16, dtype=dtype)
         with torch.autocast("cpu", narrow):
             assert torch.compile(lambda q: attend(q, q, q) * 2, backend=as_gpu.backend)(q).dtype is attend(q, q, q).dtype
-    # A program may ask for products, and what has other sizes is PyTorch's.
+    # A program may ask for products, and what has other sizes or a scale that is not positive is PyTorch's.
     q = torch.randn(2, 4, 9, 16)
-    calls = (lambda q: attend(q, q, q), False), (lambda q: attend(q[0], q[0], q[0]), True), (lambda q: attend(q[..., :6], q[..., :6], q), True)
+    calls = (lambda q: attend(q, q, q), False), (lambda q: attend(q[0], q[0], q[0]), True), (lambda q: attend(q[..., :6], q[..., :6], q), True), (lambda q: attend(q, q, q, scale=-0.5), True)
     for place, (call, taken) in enumerate(calls):
         with torch.nn.attention.sdpa_kernel(math) if not taken else torch.no_grad():
             nodes, result = of_graph(lambda one=call: torch.compile(one, backend=as_gpu.backend)(q))

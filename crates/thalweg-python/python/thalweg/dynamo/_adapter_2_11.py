@@ -152,10 +152,12 @@ def is_alone(tensor):
     return tensor._use_count() == 1 and torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()
 
 
-def same_forms(tensors, sizes):
-    """Returns a function that compares other tensors with these: their dtypes, devices and strides, their sizes where they are given, and
+def same_forms(tensors, may_vary):
+    """Returns a function that compares other tensors with these: their dtypes, devices, sizes and strides, except for those that may vary, and
     whether they are conjugated or negated when they are read."""
-    strides = [[step if all(size is not None for size in own) else None for step in one.stride()] for one, own in zip(tensors, sizes)]
+    if not tensors:
+        return lambda: True
+    sizes, strides = ([[None] * one.dim() if varies else list(numbers(one)) for one, varies in zip(tensors, may_vary)] for numbers in (torch.Tensor.size, torch.Tensor.stride))
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 

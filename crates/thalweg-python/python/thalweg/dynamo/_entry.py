@@ -9,7 +9,6 @@ from thalweg import _core
 
 from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _pools as pools, _report as report, _writes as writes
 from ._capture import Captures
-from ._forms import Forms
 from ._graph import Importer, takes
 from ._inlined import inlined, without_tokens
 from ._nodes import is_on_gpu
@@ -80,7 +79,7 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     if captures is None:
         description.given_away = [description.inputs[place] for place in given_away]
     streams = importer.streams if importer.uses_streams else None
-    code = Code(kind, description, importer.device, streams, (importer.taken, importer.passed_on), Forms(gm.graph))
+    code = Code(kind, description, importer.device, streams, (importer.taken, importer.passed_on))
     adapter().record(f"thalweg_{kind}_graph", code.text())
     if captures is None:
         report.note(code.report())

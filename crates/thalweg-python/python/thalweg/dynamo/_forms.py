@@ -5,8 +5,6 @@ changed in their place, as by `model.to(memory_format=...)` or `model.bfloat16()
 as one does that keeps them in pinned memory, or of another dtype. And gradients may be conjugated or negated when they are read.
 """
 
-import operator
-
 import torch
 
 from ._versions import adapter
@@ -17,70 +15,73 @@ def is_lazy(tensor):
     return tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
 
 
-def _known(numbers):
-    """Returns sizes or strides, with `None` for those that differ between calls."""
-    return [number if isinstance(number, int) else None for number in numbers]
+def resolve(inputs):
+    """Replaces such tensors among the inputs of a backward pass by copies."""
+    for place, one in enumerate(inputs):
+        if isinstance(one, torch.Tensor) and is_lazy(one):
+            inputs[place] = one.clone()
 
 
 class Form:
-    """The form of an input in the trace of a graph."""
+    """The form of an input. The sizes and the strides of one that may vary are not part of it."""
 
-    def __init__(self, place, value):
-        self.place, self.dtype, self.device = place, value.dtype, value.device.type
-        self.sizes, self.strides = _known(value.shape), _known(value.stride())
+    def __init__(self, place, tensor, may_vary):
+        self.place, self.may_vary, self.device = place, may_vary, tensor.device
+        self._kind, self._strides = self._kind_of(tensor), tensor.stride()
+
+    def _kind_of(self, tensor):
+        return tensor.dtype, is_lazy(tensor), None if self.may_vary else tensor.shape
 
     def _has_strides(self, tensor):
-        steps = zip(tensor.shape, tensor.stride(), self.strides)
-        return 0 in tensor.shape or all(own == stride or stride is None or size == 1 for size, own, stride in steps)
-
-    def _has_sizes(self, tensor):
-        return len(tensor.shape) == len(self.sizes) and all(own == size or size is None for own, size in zip(tensor.shape, self.sizes))
+        steps = zip(tensor.shape, tensor.stride(), self._strides)
+        return self.may_vary or 0 in tensor.shape or all(own == stride or size == 1 for size, own, stride in steps)
 
     def is_of(self, tensor):
-        """Returns whether a tensor has this form. The token of an effect is none."""
-        return tensor is None or tensor.dtype is self.dtype and self._has_sizes(tensor) and self._has_strides(tensor) and not is_lazy(tensor)
+        """Returns whether an input has this form."""
+        if not isinstance(tensor, torch.Tensor):
+            return False
+        if tensor.device != self.device:
+            raise RuntimeError(f"input {self.place} of a compiled graph is on {tensor.device}, and was on {self.device} in its first call")
+        return self._kind_of(tensor) == self._kind and self._has_strides(tensor)
 
     def restored(self, tensor):
-        """Returns a copy of a tensor that has this form."""
-        shape, where = tuple(tensor.shape), f"input {self.place} of the backward pass"
-        if not self._has_sizes(tensor):
-            raise RuntimeError(f"{where} has the shape {shape}, and had {tuple(self.sizes)} when it was compiled: a hook has changed it")
+        """Returns a copy of a tensor that has this form, if only its strides are others; else the tensor."""
+        if self._kind_of(tensor) != self._kind or self._has_strides(tensor):
+            return tensor
         with torch.no_grad():
-            # Elements that are computed when they are read.
-            tensor = tensor.clone() if is_lazy(tensor) else tensor
-            if self._has_strides(tensor) or None in self.strides:
-                return tensor.to(self.dtype)
-            made = torch.empty_strided(shape, self.strides, dtype=self.dtype, device=tensor.device)
+            made = torch.empty_strided(tensor.shape, self._strides, dtype=tensor.dtype, device=tensor.device)
             # Elements that share memory are copied once.
-            once = [1 if stride == 0 else size for size, stride in zip(shape, self.strides)]
-            made.as_strided(once, self.strides).copy_(tensor[tuple(map(slice, once))])
+            once = [1 if stride == 0 else size for size, stride in zip(tensor.shape, self._strides)]
+            made.as_strided(once, self._strides).copy_(tensor[tuple(map(slice, once))])
         return made
 
 
 class Forms:
-    """The forms of the tensors among the inputs of a graph."""
+    """The forms of the tensors among the inputs of a call. `may_vary` says of which inputs the sizes may."""
 
-    def __init__(self, graph):
-        values = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
-        is_strided = [isinstance(value, torch.Tensor) and value.layout is torch.strided for value in values]
-        self._forms = [Form(place, value) for place, value in enumerate(values) if is_strided[place]]
-        self._tensors = operator.itemgetter(*[form.place for form in self._forms]) if len(self._forms) > 1 else self._few
-        self._same = None
+    def __init__(self, inputs, may_vary):
+        tensors = [(place, one) for place, one in enumerate(inputs) if isinstance(one, torch.Tensor)]
+        self._forms = [Form(place, one, may_vary[place]) for place, one in tensors]
+        self._note([one for _, one in tensors])
 
-    def _few(self, inputs):
-        """Returns the tensors among the inputs, of which there is one or none."""
-        return [inputs[form.place] for form in self._forms]
-
-    def __getstate__(self):
-        return {**self.__dict__, "_same": None}
+    def _note(self, tensors):
+        # One call compares all of them.
+        self._same = adapter().same_forms(tensors, [form.may_vary for form in self._forms])
 
     def others(self, inputs):
-        """Returns the forms that tensors of a call do not have."""
-        tensors = self._tensors(inputs)
-        if self._same is not None and self._same(*tensors):
+        """Returns the forms that the inputs of another call do not have."""
+        tensors = [inputs[form.place] for form in self._forms]
+        if self._same(*tensors):
             return []
         found = [form for form, tensor in zip(self._forms, tensors) if not form.is_of(tensor)]
-        if not found and tensors and all(tensor is not None for tensor in tensors):
-            # From now on, one call compares all of them.
-            self._same = adapter().same_forms(tensors, [form.sizes for form in self._forms])
+        if not found:
+            # Something else differs, such as whether a gradient is wanted.
+            self._note(tensors)
         return found
+
+    def restored(self, forms, inputs):
+        """Replaces inputs of a backward pass by copies of these forms, and returns the forms that they do not have even so."""
+        resolve(inputs)
+        for form in forms:
+            inputs[form.place] = form.restored(inputs[form.place])
+        return [form for form in forms if not form.is_of(inputs[form.place])]
