@@ -157,7 +157,11 @@ def same_forms(tensors, may_vary):
     whether they are conjugated or negated when they are read."""
     if not tensors:
         return lambda: True
-    sizes, strides = ([[None] * one.dim() if varies else list(numbers(one)) for one, varies in zip(tensors, may_vary)] for numbers in (torch.Tensor.size, torch.Tensor.stride))
+
+    def known(numbers):
+        return [[None] * one.dim() if varies else list(numbers(one)) for one, varies in zip(tensors, may_vary)]
+
+    sizes, strides = known(torch.Tensor.size), known(torch.Tensor.stride)
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 

@@ -216,7 +216,8 @@ def _in_autocast(tensor):
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     q, k, v = map(_in_autocast, (query, key, value))
     mask = attn_mask.to(q.dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
-    if not (_is_wanted() and is_on_gpu(query) and _fit(query, key, value, enable_gqa)) or (is_causal and mask is not None) or not _takes(q, k, v, mask, dropout_p, scale):
+    is_ours = _is_wanted() and is_on_gpu(query) and _fit(query, key, value, enable_gqa) and not (is_causal and mask is not None)
+    if not is_ours or not _takes(q, k, v, mask, dropout_p, scale):
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
     if mask is not None:

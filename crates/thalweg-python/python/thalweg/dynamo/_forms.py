@@ -5,6 +5,8 @@ changed in their place, as by `model.to(memory_format=...)` or `model.bfloat16()
 as one does that keeps them in pinned memory, or of another dtype. And gradients may be conjugated or negated when they are read.
 """
 
+import operator
+
 import torch
 
 from ._versions import adapter
@@ -62,6 +64,8 @@ class Forms:
     def __init__(self, inputs, may_vary):
         tensors = [(place, one) for place, one in enumerate(inputs) if isinstance(one, torch.Tensor)]
         self._forms = [Form(place, one, may_vary[place]) for place, one in tensors]
+        places = [place for place, _ in tensors]
+        self._tensors = operator.itemgetter(*places) if len(places) > 1 else lambda inputs: [inputs[place] for place in places]
         self._note([one for _, one in tensors])
 
     def _note(self, tensors):
@@ -70,7 +74,7 @@ class Forms:
 
     def others(self, inputs):
         """Returns the forms that the inputs of another call do not have."""
-        tensors = [inputs[form.place] for form in self._forms]
+        tensors = self._tensors(inputs)
         if self._same(*tensors):
             return []
         found = [form for form, tensor in zip(self._forms, tensors) if not form.is_of(tensor)]

@@ -10,6 +10,7 @@ import operator
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from . import _asked as asked
 from ._nodes import call, is_call
 from ._versions import adapter
 
@@ -60,6 +61,13 @@ def _is_for_convolutions(node):
     return node.op == "call_function" and is_read and all(user.op == "call_function" and user.target not in _VIEWS for user in users)
 
 
+def _is_pytorchs(node):
+    """Returns whether a call stays PyTorch's. What it computes may depend on the order in memory, as in functions of the program, or in those
+    whose callers see to it. It does not in those that draw, most of which the table computes in the end."""
+    is_operator = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded not in node.target.tags
+    return is_operator and node.target is not aten._native_batch_norm_legit_functional.default and asked.is_refused(node)
+
+
 def _is_channels_last(value):
     return torch._prims_common.is_channels_last_contiguous_or_false_2d(value)
 
@@ -73,7 +81,7 @@ class _Layouts:
     """A copy of a graph, in which nodes have the values that follow from channels that are last."""
 
     def __init__(self, source):
-        self.graph, self._made, self._last = torch.fx.Graph(), {}, {}
+        self.graph, self._made, self._last, self._before = torch.fx.Graph(), {}, {}, {}
         for node in source.nodes:
             if node.op == "output":
                 self._output(node)
@@ -92,7 +100,11 @@ class _Layouts:
         if is_convolution:
             made.args = tuple(self._last.get(one, one) if place in _TENSORS[node.target] else one for place, one in enumerate(made.args))
         given = [one for one in node.all_input_nodes if self._made[one].meta.get("val") is not one.meta.get("val")]
-        if node.op == "call_function" and (given or is_convolution):
+        if given and _is_pytorchs(node):
+            with self.graph.inserting_before(made):
+                for one in given:
+                    made.replace_input_with(self._made[one], self._as_before(one))
+        elif node.op == "call_function" and (given or is_convolution):
             self._infer(made, former)
         if _is_for_convolutions(node) and not _is_channels_last(_value(made)):
             # Everything that reads it reads the copy, so that no tensors of both orders meet, and one of them is saved.
@@ -104,6 +116,17 @@ class _Layouts:
         if node in self._last or _is_channels_last(_value(node)):
             return
         self._last[node] = call(self.graph, node, aten.clone.default, node, memory_format=torch.channels_last)
+
+    def _as_before(self, node):
+        """Returns the copy of a node, in the order in memory that the node had."""
+        made, former = self._made[node], node.meta.get("val")
+        if _forms(made.meta.get("val")) == _forms(former):
+            return made
+        if not isinstance(former, torch.Tensor) or not former.is_contiguous():
+            raise _NotPossible
+        if node not in self._before:
+            self._before[node] = call(self.graph, made, aten.clone.default, made, memory_format=torch.contiguous_format)
+        return self._before[node]
 
     def _infer(self, node, former):
         """Computes the value of a node anew."""
@@ -139,13 +162,6 @@ class _Layouts:
 
     def _output(self, node):
         """Copies the results, in the order in memory that they had."""
-        made = {}
-        for one in node.all_input_nodes:
-            now, former = self._made[one], one.meta.get("val")
-            made[one] = now
-            if _forms(now.meta.get("val")) != _forms(former):
-                if not former.is_contiguous():
-                    raise _NotPossible
-                made[one] = call(self.graph, now, aten.clone.default, now, memory_format=torch.contiguous_format)
+        made = {one: self._as_before(one) for one in node.all_input_nodes}
         copied = self.graph.node_copy(node, made.__getitem__)
         copied.meta = dict(node.meta)
