@@ -63,9 +63,13 @@ def _is_for_convolutions(node):
 
 def _is_pytorchs(node):
     """Returns whether a call stays PyTorch's. What it computes may depend on the order in memory, as in functions of the program, or in those
-    whose callers see to it. It does not in those that draw, most of which the table computes in the end."""
-    is_operator = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded not in node.target.tags
-    return is_operator and node.target is not aten._native_batch_norm_legit_functional.default and asked.is_refused(node)
+    whose callers see to it. It does not in those that draw, most of which the table computes in the end, and that read sizes."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+        return False
+    if node.target.namespace in ("streams", "thalweg_graph"):
+        return False
+    is_of_elements = node.target.namespace != "aten" or any(isinstance(one, torch.Tensor) for one in torch.utils._pytree.tree_leaves(_value(node)))
+    return is_of_elements and node.target is not aten._native_batch_norm_legit_functional.default and asked.is_refused(node)
 
 
 def _is_channels_last(value):
