@@ -46,7 +46,7 @@ def check(name, arguments, results, read, number_of):
 
 def is_refused(node):
     """Returns whether a call stays PyTorch's, or will once it has these arguments and results."""
-    value = node.meta["val"]
+    value = node.meta.get("val")
 
     def is_number(one):
         return isinstance(one, (int, float, complex)) or isinstance(one, torch.fx.Node) and not isinstance(one.meta.get("val"), torch.Tensor)

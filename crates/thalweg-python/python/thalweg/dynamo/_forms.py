@@ -48,7 +48,7 @@ class Form:
 
     def restored(self, tensor):
         """Returns a copy of a tensor that has this form, if only its strides are others; else the tensor."""
-        if self._kind_of(tensor) != self._kind or self._has_strides(tensor):
+        if not isinstance(tensor, torch.Tensor) or self._kind_of(tensor) != self._kind or self._has_strides(tensor):
             return tensor
         with torch.no_grad():
             made = torch.empty_strided(tensor.shape, self._strides, dtype=tensor.dtype, device=tensor.device)

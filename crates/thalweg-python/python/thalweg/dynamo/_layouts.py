@@ -68,7 +68,7 @@ def _is_pytorchs(node):
         return False
     if node.target.namespace in ("streams", "thalweg_graph"):
         return False
-    is_of_elements = node.target.namespace != "aten" or any(isinstance(one, torch.Tensor) for one in torch.utils._pytree.tree_leaves(_value(node)))
+    is_of_elements = node.target.namespace != "aten" or any(isinstance(one, torch.Tensor) for one in torch.utils._pytree.tree_leaves(node.meta.get("val")))
     return is_of_elements and node.target is not aten._native_batch_norm_legit_functional.default and asked.is_refused(node)
 
 
