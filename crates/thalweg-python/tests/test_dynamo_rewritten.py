@@ -6,7 +6,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "dynamo"))
 
-from running import with_pytorch  # noqa: E402
+from running import trained, with_pytorch  # noqa: E402
 from test_dynamo_gpu import without_gpu  # noqa: E402
 
 
@@ -115,6 +115,40 @@ def test_rows_that_are_normalized_are_dense_and_results_keep_their_order(torch, 
 
 
 @with_pytorch
+def test_functions_that_stay_pytorchs_get_the_order_in_memory_that_they_had(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+
+    # A function of the program that reads memory row by row, as a kernel may.
+    @torch.library.custom_op("thalweg_test::rows", mutates_args=())
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(x, x.shape, torch.empty(x.shape).stride()).cumsum(-1)
+
+    rows.register_fake(lambda x: x.new_empty(x.shape))
+    rows.register_autograd(lambda context, gradient: rows(gradient.flip(-1).contiguous()).flip(-1))
+    functional = torch.nn.functional
+
+    def summed(x, weight, scale):
+        return rows(functional.conv2d(x, weight, padding=1).relu() * scale[:, None, None]).relu()
+
+    def grouped(x, weight, scale):
+        """Computes groups of 16 bits with weights of 32, which the table refuses."""
+        return functional.silu(functional.group_norm(functional.conv2d(x, weight, padding=1), 2, scale, scale))
+
+    for function, passed_on in ((summed, "thalweg_test.rows.default"), (grouped, "aten.native_group_norm_backward.default")):
+        leaves = [torch.randn(shape).requires_grad_() for shape in ((2, 4, 8, 9), (6, 4, 3, 3), (6,))]
+        found = []
+        for called in (torch.compile(function, backend=as_gpu.backend, fullgraph=True), function):
+            with torch.autocast("cpu", torch.bfloat16):
+                found.append([one.float() for one in trained(torch, called, [], leaves)])
+        assert passed_on in {name for graph in dynamo.compiled()[-2:] for name, _ in graph.passed_on}, dynamo.compiled()
+        for number, (one, two) in enumerate(zip(*found, strict=True)):
+            torch.testing.assert_close(one, two, rtol=0.05, atol=0.05 * float(two.abs().max()), msg=lambda text: f"{passed_on}, {number}: {text}")
+
+
+@with_pytorch
 def test_running_statistics_are_written_in_their_place(torch, dynamo):
     import as_gpu
 
@@ -194,9 +228,9 @@ def test_attention_is_taken_before_pytorch_chooses(torch, dynamo):
         q = torch.randn(2, 4, 9, 16, dtype=dtype)
         with torch.autocast("cpu", narrow):
             assert torch.compile(lambda q: attend(q, q, q) * 2, backend=as_gpu.backend)(q).dtype is attend(q, q, q).dtype
-    # A program may ask for products, and what has other sizes is PyTorch's.
+    # A program may ask for products, and what has other sizes or a scale that is not positive is PyTorch's.
     q = torch.randn(2, 4, 9, 16)
-    calls = (lambda q: attend(q, q, q), False), (lambda q: attend(q[0], q[0], q[0]), True), (lambda q: attend(q[..., :6], q[..., :6], q), True)
+    calls = (lambda q: attend(q, q, q), False), (lambda q: attend(q[0], q[0], q[0]), True), (lambda q: attend(q[..., :6], q[..., :6], q), True), (lambda q: attend(q, q, q, scale=-0.5), True)
     for place, (call, taken) in enumerate(calls):
         with torch.nn.attention.sdpa_kernel(math) if not taken else torch.no_grad():
             nodes, result = of_graph(lambda one=call: torch.compile(one, backend=as_gpu.backend)(q))

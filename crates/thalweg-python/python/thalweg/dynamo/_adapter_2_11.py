@@ -6,6 +6,7 @@ import dataclasses
 import torch
 import torch._functorch.partitioners
 import torch._inductor.config
+from torch._C._dynamo.guards import TensorGuards
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
@@ -20,7 +21,7 @@ from ._old_values import old_values_saved
 
 __all__ = [
     "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "empty_strided", "given_away", "is_alone",
-    "is_left_out", "keeps_draws", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
+    "is_left_out", "keeps_draws", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "same_forms", "settings",
 ]  # fmt: skip
 
 # What the bisector of compilers leaves out, one after the other: calls of the table.
@@ -144,9 +145,24 @@ def given_away():
 
 
 def is_alone(tensor):
-    """Returns whether no other tensor uses the memory of a tensor to which there is one reference."""
+    """Returns whether nothing else uses the memory of a tensor to which there is one reference. Memory that PyTorch did not allocate may be
+    another library's, too."""
+    storage = tensor.untyped_storage()
     # A storage is counted for its tensor and for the object that is made here.
-    return tensor._use_count() == 1 and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2
+    return tensor._use_count() == 1 and torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()
+
+
+def same_forms(tensors, may_vary):
+    """Returns a function that compares other tensors with these: their dtypes, devices, sizes and strides, except for those that may vary, and
+    whether they are conjugated or negated when they are read."""
+    if not tensors:
+        return lambda: True
+
+    def known(numbers):
+        return [[None] * one.dim() if varies else list(numbers(one)) for one, varies in zip(tensors, may_vary)]
+
+    sizes, strides = known(torch.Tensor.size), known(torch.Tensor.stride)
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 def keeps_draws():

@@ -6,7 +6,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from thalweg._core import Place, _asked
 
-from ._calls import PassedOn, constant
+from ._calls import PassedOn, constant, entry_of
+from ._nodes import results_read
 
 
 class _NotKnown(Exception):
@@ -41,6 +42,21 @@ def check(name, arguments, results, read, number_of):
             if place in read:
                 raise PassedOn(f"the table's result would be of {answer[1]} and {answer[0]}, and not of {form[2]} and {form[0]}")
     return differ
+
+
+def is_refused(node):
+    """Returns whether a call stays PyTorch's, or will once it has these arguments and results."""
+    value = node.meta.get("val")
+
+    def is_number(one):
+        return isinstance(one, (int, float, complex)) or isinstance(one, torch.fx.Node) and not isinstance(one.meta.get("val"), torch.Tensor)
+
+    try:
+        name, arguments = entry_of(node.target, node.args, node.kwargs, is_number)
+        check(name, arguments, value if isinstance(value, (list, tuple)) else [value], results_read(node), lambda one: None)
+    except PassedOn:
+        return True
+    return False
 
 
 def _form_of(value):

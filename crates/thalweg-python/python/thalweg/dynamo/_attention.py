@@ -66,7 +66,7 @@ RULES = {
 _MOST_FEATURES = {torch.float16: 256, torch.bfloat16: 256, torch.float32: 128}
 
 
-def _takes(query, key, value, mask, dropout):
+def _takes(query, key, value, mask, dropout, scale):
     features = query.shape[-1]
     is_alike = query.dtype == key.dtype == value.dtype and query.dtype in _MOST_FEATURES
     is_known = all(isinstance(size, int) for size in (features, value.shape[-1], query.shape[1], key.shape[1]))
@@ -81,6 +81,8 @@ def _takes(query, key, value, mask, dropout):
         and features <= _MOST_FEATURES[query.dtype]
         and query.shape[1] % key.shape[1] == 0
         and (mask is None or mask.dtype in (torch.bool, query.dtype))
+        # As the kernels have it, a number of float32.
+        and (scale is None or isinstance(scale, (int, float)) and 1e-37 < scale < 1e37)
     )
 
 
@@ -101,20 +103,20 @@ def _computed(query, key, value, mask, dropout, is_causal, scale):
 
 
 def _flash(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    if return_debug_mask or not _takes(query, key, value, None, dropout_p):
+    if return_debug_mask or not _takes(query, key, value, None, dropout_p, scale):
         return NotImplemented
     out, logarithm, state = _computed(query, key, value, None, dropout_p, is_causal, scale)
     return out, logarithm, None, None, query.shape[2], key.shape[2], state, _of_none(query), query.new_empty((0,))
 
 
 def _efficient(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, *, scale=None):
-    if not _takes(query, key, value, attn_bias, dropout_p):
+    if not _takes(query, key, value, attn_bias, dropout_p, scale):
         return NotImplemented
     return *_computed(query, key, value, attn_bias, dropout_p, is_causal, scale), _of_none(query)
 
 
 def _cudnn(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    if return_debug_mask or not _takes(query, key, value, attn_bias, dropout_p):
+    if return_debug_mask or not _takes(query, key, value, attn_bias, dropout_p, scale):
         return NotImplemented
     out, logarithm, state = _computed(query, key, value, attn_bias, dropout_p, is_causal, scale)
     return out, logarithm, None, None, query.shape[2], key.shape[2], state, _of_none(query), None
@@ -128,7 +130,7 @@ def _gradients(grad_out, query, key, value, mask, state, out, logarithm, dropout
 def _flash_backward(
     grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, *, scale=None
 ):
-    if not _takes(query, key, value, None, dropout_p):
+    if not _takes(query, key, value, None, dropout_p, scale):
         return NotImplemented
     return _gradients(grad_out, query, key, value, None, philox_seed, out, logsumexp, dropout_p, is_causal, scale)
 
@@ -136,7 +138,7 @@ def _flash_backward(
 def _efficient_backward(
     grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, grad_input_mask, is_causal=False, *, scale=None
 ):
-    if not _takes(query, key, value, attn_bias, dropout_p):
+    if not _takes(query, key, value, attn_bias, dropout_p, scale):
         return NotImplemented
     gradients = _gradients(grad_out, query, key, value, attn_bias, philox_seed, out, logsumexp, dropout_p, is_causal, scale)
     of_mask = None
@@ -151,7 +153,7 @@ def _cudnn_backward(
     grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
     *, scale=None,
 ):  # fmt: skip
-    if not _takes(query, key, value, attn_bias, dropout_p):
+    if not _takes(query, key, value, attn_bias, dropout_p, scale):
         return NotImplemented
     return _gradients(grad_out, query, key, value, attn_bias, philox_seed, out, logsumexp, dropout_p, is_causal, scale)
 
@@ -214,7 +216,8 @@ def _in_autocast(tensor):
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     q, k, v = map(_in_autocast, (query, key, value))
     mask = attn_mask.to(q.dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
-    if not (_is_wanted() and is_on_gpu(query) and _fit(query, key, value, enable_gqa)) or (is_causal and mask is not None) or not _takes(q, k, v, mask, dropout_p):
+    is_ours = _is_wanted() and is_on_gpu(query) and _fit(query, key, value, enable_gqa) and not (is_causal and mask is not None)
+    if not is_ours or not _takes(q, k, v, mask, dropout_p, scale):
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
     if mask is not None:

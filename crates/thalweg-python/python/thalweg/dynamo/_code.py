@@ -7,13 +7,12 @@ import os
 import pathlib
 import pickle
 
-import torch
-
 import thalweg
 from thalweg import _core
 
 from . import _report as report
 from ._entry import adapter, program
+from ._forms import Forms, resolve
 
 copyreg.pickle(_core.Place, lambda place: (_core.Place, (place.number,)))
 
@@ -26,18 +25,13 @@ def tag():
     return f"thalweg {thalweg.__version__} {os.path.getsize(_core.__file__)} {digest}"
 
 
-def is_lazy(tensor):
-    """Returns whether a tensor's elements are others than those in its memory, as autograd's gradients may be, which no guard checks."""
-    return isinstance(tensor, torch.Tensor) and (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
-
-
 class Code(adapter().OutputCode):
     """A graph as a description of a program, and the program, which a process that has loaded it makes at the first call."""
 
-    def __init__(self, kind, description, device, streams, counts, gradients=()):
+    def __init__(self, kind, description, device, streams, counts):
         self._kind, self._description, self._device, self._streams, self._counts = kind, description, device, streams, counts
-        # The places of the gradients among the inputs.
-        self._gradients = gradients
+        # The forms of the inputs of the first call, and the program for other ones, whose calls are not repeated.
+        self._forms, self._steps = None, None
         # In the process that compiles, a program that cannot be made is an error of the compilation.
         self._call = program(description, device, streams)
         # PyTorch's wrappers take over the attributes of the object, not of its class.
@@ -46,10 +40,26 @@ class Code(adapter().OutputCode):
     def __call__(self, inputs):
         if self._call is None:
             self._call = program(self._description, self._device, self._streams)
-        for place in self._gradients:
-            if is_lazy(inputs[place]):
-                inputs[place] = inputs[place].clone()
-        return self._call(inputs)
+        if self._forms is None:
+            return self._first(inputs)
+        others = self._forms.others(inputs)
+        if others and self._kind == "backward":
+            others = self._forms.restored(others, inputs)
+        if not others:
+            return self._call(inputs)
+        if self._steps is None:
+            self._steps = program(self._description, self._device, self._streams, may_repeat=False)
+        return self._steps(inputs)
+
+    def _first(self, inputs):
+        """Calls the program, and notes the forms of the inputs."""
+        if self._kind == "backward":
+            resolve(inputs)
+        slots, varying = self._description.inputs, set(self._description.varying)
+        forms = Forms(inputs, [slot in varying for slot in slots])
+        results = self._call(inputs)
+        self._forms = forms
+        return results
 
     def report(self, **about):
         """Returns the graph's entry of `compiled()`."""
@@ -62,7 +72,7 @@ class Code(adapter().OutputCode):
     # ---- The cache ------------------------------------------------------------------------------------------------------
 
     def __getstate__(self):
-        return {**self.__dict__, "_call": None}
+        return {**self.__dict__, "_call": None, "_forms": None, "_steps": None}
 
     def prepare_for_serialization(self):
         """Checks that the graph may be stored, which one with streams or with functions of the program may not."""

@@ -79,9 +79,7 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     if captures is None:
         description.given_away = [description.inputs[place] for place in given_away]
     streams = importer.streams if importer.uses_streams else None
-    placeholders = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    gradients = [place for place, name in enumerate(placeholders) if kind == "backward" and name.startswith("tangents")]
-    code = Code(kind, description, importer.device, streams, (importer.taken, importer.passed_on), gradients)
+    code = Code(kind, description, importer.device, streams, (importer.taken, importer.passed_on))
     adapter().record(f"thalweg_{kind}_graph", code.text())
     if captures is None:
         report.note(code.report())
@@ -92,9 +90,9 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     return call
 
 
-def program(description, device, streams=None):
+def program(description, device, streams=None, may_repeat=True):
     """Returns a function that runs the program of a description, for tensors of PyTorch on a device; `streams` are those of its graph,
-    if it uses others than that of the call."""
+    if it uses others than that of the call. Without `may_repeat` each call runs the steps."""
     is_gpu = device.type == "cuda" and torch.cuda.is_available()
     index = device.index or 0
     own = thalweg.device("cuda", index) if is_gpu else thalweg.device("sim", 0)
@@ -105,7 +103,8 @@ def program(description, device, streams=None):
 
     data_ptr, is_alone = torch.Tensor.data_ptr, adapter().is_alone
     exchange = {"dtypes": dtypes(), "empty_strided": adapter().empty_strided(where), "alias": torch.Tensor.as_strided, "addresses": addresses, "is_alone": is_alone, "is_in_place": is_gpu}
-    options = {name: getattr(description, name) for name in ("constants", "kept", "varying", "may_repeat", "given_away")}
+    options = {name: getattr(description, name) for name in ("constants", "kept", "varying", "given_away")}
+    options["may_repeat"] = may_repeat and description.may_repeat
     made = _core.Program(*description.parts(), device=own, exchange=exchange, **options)
 
     raw_stream = adapter().raw_stream

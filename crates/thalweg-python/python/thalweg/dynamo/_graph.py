@@ -20,6 +20,7 @@ from ._draws import SEEDS
 from ._given import is_dense, origins, results
 from ._integers import Integers, Unknown, require
 from ._losses import CHECKED_CLASSES
+from ._nodes import results_read
 from ._scalars import by_dtype, in_order, is_a_number, is_beside, moved_of, mover, number_in, tensors_of, tensors_read
 from ._streams import is_of_streams, number_of, streams_of
 from ._writes import of_batch_norm
@@ -40,11 +41,6 @@ class _Object:
 
     def __init__(self, value):
         self.value = value
-
-
-def _read(node):
-    """Returns the places of the results of a call that the graph reads."""
-    return {user.args[1] if user.target is operator.getitem else 0 for user in node.users}
 
 
 class Importer:
@@ -210,7 +206,7 @@ class Importer:
             raise PassedOn("its results on the CPU differ from those on a GPU")
         name, arguments = calls.entry_of(node.target, node.args, node.kwargs, self._is_number)
         values = list(value) if isinstance(value, (list, tuple)) else [value]
-        for place in asked.check(name, arguments, values, _read(node), self._hint):
+        for place in asked.check(name, arguments, values, results_read(node), self._hint):
             values[place] = None
         writes = self._written(node)
         arguments = [argument if argument is ... else self._argument(argument) for argument in arguments]

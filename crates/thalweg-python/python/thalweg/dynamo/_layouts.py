@@ -15,6 +15,7 @@ import operator
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from . import _asked as asked
 from ._nodes import call, is_call
 from ._versions import adapter
 
@@ -103,6 +104,17 @@ def _is_sparse(value):
     return value.shape[-1] > 1 and value.stride(-1) != 1 and value.numel() >= _LEAST_ROWS
 
 
+def _is_pytorchs(node):
+    """Returns whether a call stays PyTorch's. What it computes may depend on the order in memory, as in functions of the program, or in those
+    whose callers see to it. It does not in those that draw, most of which the table computes in the end, and that read sizes."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+        return False
+    if node.target.namespace in ("streams", "thalweg_graph"):
+        return False
+    is_of_elements = node.target.namespace != "aten" or any(isinstance(one, torch.Tensor) for one in torch.utils._pytree.tree_leaves(node.meta.get("val")))
+    return is_of_elements and node.target is not aten._native_batch_norm_legit_functional.default and asked.is_refused(node)
+
+
 def _is_channels_last(value):
     return torch._prims_common.is_channels_last_contiguous_or_false_2d(value)
 
@@ -116,7 +128,8 @@ class _Layouts:
     """A copy of a graph, in which nodes have the values that follow from rows that are dense and, if wanted, channels that are last."""
 
     def __init__(self, source, is_last):
-        self.graph, self._made, self._last, self._is_last = torch.fx.Graph(), {}, {}, is_last
+        self.graph, self._is_last = torch.fx.Graph(), is_last
+        self._made, self._last, self._before = {}, {}, {}
         for node in source.nodes:
             if node.op == "output":
                 self._output(node)
@@ -136,7 +149,11 @@ class _Layouts:
         if is_whole:
             made.args = tuple(self._last.get(one, one) if place in _TENSORS[node.target] else one for place, one in enumerate(made.args))
         given = [one for one in node.all_input_nodes if self._made[one].meta.get("val") is not one.meta.get("val")]
-        if node.op == "call_function" and (given or is_convolution):
+        if given and _is_pytorchs(node):
+            with self.graph.inserting_before(made):
+                for one in given:
+                    made.replace_input_with(self._made[one], self._as_before(one))
+        elif node.op == "call_function" and (given or is_convolution):
             self._infer(made, former)
         # Everything that reads it reads the copy, so that no tensors of both orders meet, and one of them is saved.
         if self._is_last and _is_for_convolutions(node) and not _is_channels_last(_value(made)):
@@ -150,6 +167,17 @@ class _Layouts:
         if node in self._last or _is_channels_last(_value(node)):
             return
         self._last[node] = call(self.graph, node, aten.clone.default, node, memory_format=torch.channels_last)
+
+    def _as_before(self, node):
+        """Returns the copy of a node, in the order in memory that the node had."""
+        made, former = self._made[node], node.meta.get("val")
+        if _forms(made.meta.get("val")) == _forms(former):
+            return made
+        if not isinstance(former, torch.Tensor):
+            raise _NotPossible
+        if node not in self._before:
+            self._before[node] = self._in_order(made, former)
+        return self._before[node]
 
     def _infer(self, node, former):
         """Computes the value of a node anew."""
@@ -186,17 +214,12 @@ class _Layouts:
 
     def _output(self, node):
         """Copies the results, in the order in memory that they had."""
-        made = {}
-        for one in node.all_input_nodes:
-            now, former = self._made[one], one.meta.get("val")
-            made[one] = now
-            if _forms(now.meta.get("val")) != _forms(former):
-                made[one] = self._in_order(now, former)
+        made = {one: self._as_before(one) for one in node.all_input_nodes}
         copied = self.graph.node_copy(node, made.__getitem__)
         copied.meta = dict(node.meta)
 
     def _in_order(self, node, former):
-        """Adds a copy of a node in another order in memory."""
+        """Adds a copy of a node, in the order in memory of a value without gaps."""
         order = sorted(range(former.dim()), key=lambda dimension: former.stride(dimension), reverse=True)
         if not former.permute(order).is_contiguous():
             raise _NotPossible

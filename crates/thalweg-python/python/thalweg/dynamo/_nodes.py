@@ -1,5 +1,7 @@
 """Nodes of PyTorch's graphs: which calls they are, and new ones with their values."""
 
+import operator
+
 import torch
 
 
@@ -11,6 +13,11 @@ def is_on_gpu(tensor):
 def is_call(node, *targets):
     """Returns whether a value is the node of a call of one of some operators."""
     return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def results_read(node):
+    """Returns the places of the results of a call that the graph reads."""
+    return {user.args[1] if user.target is operator.getitem else 0 for user in node.users}
 
 
 def call(graph, at, target, *args, **kwargs):
