@@ -30,14 +30,14 @@ class Copy:
 
     def __init__(self, storage, flat=None):
         self.bytes, self.reference = storage.nbytes(), StorageWeakRef(storage)
-        self.foreign = bytes_of(storage) if self.bytes and not storage.resizable() else None
+        self.external = bytes_of(storage) if self.bytes and not storage.resizable() else None
         self.flat = thalweg.empty(max(self.bytes, 1), dtype=thalweg.uint8, device=SIMULATED) if flat is None else flat
         if flat is None:
             self.read()
 
     def _memory(self):
-        if self.foreign is not None or self.reference.expired() or not self.bytes:
-            return self.foreign
+        if self.external is not None or self.reference.expired() or not self.bytes:
+            return self.external
         return bytes_of(torch.UntypedStorage._new_with_weak_ptr(self.reference.cdata))
 
     def read(self):
