@@ -1,7 +1,7 @@
 //! Parts of loops: a loop of points is divided where other loops read or write a part of what it writes or reads.
 //!
 //! `cat` writes each of its inputs into a part of its result, and `chunk` reads the parts of one. A loop over the whole then has other points
-//! than those of the parts, and is not fused with any of them. Divided at their ends, it is one loop for each part, which is.
+//! than those of the parts, and is not fused with any of them. Changed at their ends, it is one loop for each part, which is.
 //!
 //! # Invariants
 //! - The loops of the parts together compute what the whole did, point by point: a loop that combines, draws or reads coordinates is not
@@ -22,7 +22,7 @@ const MOST_PARTS: usize = 4;
 const MOST_ADDED: usize = 64;
 
 /// A segment with loops that are divided, or copied.
-pub(crate) struct Divided {
+pub(crate) struct Changed {
     pub segment: Segment,
     pub live: Vec<u32>,
     /// The node of the former segment of which each node is a part.
@@ -75,7 +75,7 @@ impl Piece {
 }
 
 /// Returns the segment with its loops divided; `None` if no loop is.
-pub(crate) fn divided(segment: &Segment, live: &[u32]) -> Option<Divided> {
+pub(crate) fn divided(segment: &Segment, live: &[u32]) -> Option<Changed> {
     let mut in_parts = memories_in_parts(segment, live);
     if !in_parts.contains(&true) {
         return None;
@@ -125,7 +125,7 @@ pub(crate) fn divided(segment: &Segment, live: &[u32]) -> Option<Divided> {
     }
     let segment = Segment { memories: segment.memories.clone(), nodes };
     // A part may be one that nothing reads.
-    Some(Divided { live: crate::grouping::live(&segment), segment, origins })
+    Some(Changed { live: crate::grouping::live(&segment), segment, origins })
 }
 
 /// Returns whether a loop computes each point independently of others, from operands that it reads and writes point by point.

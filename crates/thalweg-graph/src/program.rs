@@ -11,7 +11,7 @@ use crate::loops::Loop;
 use crate::machine::Machine;
 use crate::parts::divided;
 use crate::segment::{Lifetime, Operand, Segment, Touched};
-use crate::spread::{Spread, spread};
+use crate::spread::{Variant, spread};
 use crate::twins::join_twins;
 
 /// A launch of a program.
@@ -64,19 +64,19 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         joined = changed;
         segment = &joined;
     }
-    let changed = [
+    let variants = [
         divided(segment, &live).map(|mut found| {
             let (loops, apart) = grouped(&found.segment, std::mem::take(&mut found.live), |_| false, machine);
-            Spread { copied: found, loops, apart }
+            Variant { changed: found, loops, apart }
         }),
         spread(segment, &live, machine),
     ];
     let (mut loops, mut apart) = grouped(segment, live, |_| false, machine);
     let parts;
     // The cheapest: the segment as it is, with loops that are divided, or with copies of loops.
-    let cheapest = changed.into_iter().flatten().min_by_key(|found| cost(&found.loops));
+    let cheapest = variants.into_iter().flatten().min_by_key(|found| cost(&found.loops));
     if let Some(mut found) = cheapest.filter(|found| cost(&found.loops) < cost(&loops)) {
-        let whole = |number: &mut u32| *number = found.copied.origins[*number as usize];
+        let whole = |number: &mut u32| *number = found.changed.origins[*number as usize];
         found.loops.iter_mut().for_each(|of| of.rename(whole));
         found
             .apart
@@ -84,7 +84,7 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
             .for_each(|apart| [&mut apart.first, &mut apart.second].into_iter().for_each(whole));
         (loops, apart) = (found.loops, found.apart);
         apart.dedup();
-        parts = found.copied.segment;
+        parts = found.changed.segment;
         segment = &parts;
     }
     let lives = |lifetime: Lifetime| {

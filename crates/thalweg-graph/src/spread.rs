@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::grouping::{Apart, grouped, live as live_of};
 use crate::loops::Loop;
 use crate::machine::Machine;
-use crate::parts::{Divided, is_divisible};
+use crate::parts::{Changed, is_divisible};
 use crate::segment::{Lifetime, Memory, Node, Operand, Segment, Touched};
 
 /// The most loops that read a result, and the most nodes that copies add to a segment.
@@ -47,30 +47,30 @@ impl Piece {
 /// The most times that a segment is grouped to find the copies that become part of their readers.
 const MOST_TRIALS: usize = 3;
 
-/// A segment with copies, and its loops as they are fused.
-pub(crate) struct Spread {
-    pub copied: Divided,
+/// A segment whose loops were changed, and its loops as they are fused.
+pub(crate) struct Variant {
+    pub changed: Changed,
     pub loops: Vec<Loop>,
     pub apart: Vec<Apart>,
 }
 
 /// Returns the segment with copies that all become part of their readers; `None` if there are none.
-pub(crate) fn spread(segment: &Segment, live: &[u32], machine: &Machine) -> Option<Spread> {
+pub(crate) fn spread(segment: &Segment, live: &[u32], machine: &Machine) -> Option<Variant> {
     let first = segment.memories.len() as u32;
     let mut left: Vec<u32> = Vec::new();
     for _ in 0..MOST_TRIALS {
-        let (copied, origins) = copied(segment, live, &left)?;
+        let (changed, origins) = copied(segment, live, &left)?;
         // Copies wait for their readers, rather than join others that read the same.
         let is_copy = |number: u32| {
-            copied.segment.nodes[number as usize].outputs.iter().any(|output| output.memory >= first)
+            changed.segment.nodes[number as usize].outputs.iter().any(|output| output.memory >= first)
         };
-        let (loops, apart) = grouped(&copied.segment, copied.live.clone(), is_copy, machine);
+        let (loops, apart) = grouped(&changed.segment, changed.live.clone(), is_copy, machine);
         let touched = loops.iter().flat_map(|of| &of.touched);
         // A copy that does not become part of its reader stores what it was to save.
         let stored = touched.filter_map(|touched| touched.memory.checked_sub(first));
         let stored: Vec<u32> = stored.map(|copy| origins[copy as usize]).collect();
         if stored.is_empty() {
-            return Some(Spread { copied, loops, apart });
+            return Some(Variant { changed, loops, apart });
         }
         left.extend(stored);
     }
@@ -79,7 +79,7 @@ pub(crate) fn spread(segment: &Segment, live: &[u32], machine: &Machine) -> Opti
 
 /// Returns the segment with a copy of each such loop, but for some, before each of its readers, and the node of which each copy is one.
 /// The results of copies are memories after those of the segment. Returns `None` if there are no copies.
-fn copied(segment: &Segment, live: &[u32], left: &[u32]) -> Option<(Divided, Vec<u32>)> {
+fn copied(segment: &Segment, live: &[u32], left: &[u32]) -> Option<(Changed, Vec<u32>)> {
     let mut copies = Vec::new();
     let mut pieces: Vec<Piece> =
         live.iter().map(|&number| Piece::new(number, segment.nodes[number as usize].clone())).collect();
@@ -118,7 +118,7 @@ fn copied(segment: &Segment, live: &[u32], left: &[u32]) -> Option<(Divided, Vec
         node.numbers_of = first_of(node.numbers_of).map_or(number as u32, |first| first as u32);
     }
     let segment = Segment { memories, nodes };
-    Some((Divided { live: live_of(&segment), segment, origins }, copies))
+    Some((Changed { live: live_of(&segment), segment, origins }, copies))
 }
 
 /// Returns the places of the loops that read the result of the loop at a place, if copies of it may be computed there instead, and read
