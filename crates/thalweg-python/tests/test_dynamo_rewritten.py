@@ -82,6 +82,42 @@ def test_convolutions_have_their_channels_last_and_results_their_own_order(torch
 
 
 @with_pytorch
+def test_channels_are_last_beside_convolutions_in_groups_unless_parts_of_them_are_read(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    aten, nn = torch.ops.aten, torch.nn
+    blocks = nn.ModuleList([nn.Conv2d(4, 12, 1), nn.Conv2d(12, 12, 3, padding=1, groups=12), nn.Conv2d(12, 6, 1), nn.Conv2d(6, 6, 3, groups=6)])
+
+    def whole(x):
+        for block in blocks[:3]:
+            x = block(x).relu()
+        return x
+
+    def divided(x):
+        first, second = whole(x).split(3, 1)
+        return blocks[3](torch.cat([second, first], 1)) + nn.functional.conv2d(first, blocks[3].weight[:3], groups=3).sum()
+
+    for function, is_last in ((whole, True), (divided, False)):
+        x = torch.rand(2, 4, 9, 10)
+
+        def run(call, x=x):
+            with torch.autocast("cpu", torch.bfloat16):
+                result = call(x)
+            gradients = torch.autograd.grad(result.float().square().sum(), list(blocks.parameters()), allow_unused=True)
+            return [result, *(one for one in gradients if one is not None)]
+
+        nodes, found = of_graph(lambda: run(torch.compile(function, backend=as_gpu.backend, fullgraph=True)))
+        images = [node.args[0].meta["val"] for node in nodes if node.target is aten.convolution.default and node.args[8] == 1]
+        assert images and all(one.is_contiguous(memory_format=torch.channels_last) == is_last for one in images), (is_last, [one.stride() for one in images])
+        for one, two in zip(found, run(function), strict=True):
+            assert one.stride() == two.stride()
+            torch.testing.assert_close(one.float(), two.float(), rtol=0.05, atol=0.03 * float(two.abs().max()))
+        dynamo.forget()
+
+
+@with_pytorch
 def test_rows_that_are_normalized_are_dense_and_results_keep_their_order(torch, dynamo):
     import as_gpu
 
