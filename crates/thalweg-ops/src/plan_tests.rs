@@ -151,7 +151,13 @@ fn dimensions_of_one_element_do_not_matter() {
 
 #[test]
 fn the_lanes_of_a_row_follow_its_length() {
-    assert_eq!(sum(&[100], &[8], &[8], &[1]).class.lanes, 1);
+    let short = [1, 6, 8, 12, 16].map(|points| {
+        let class = sum(&[100], &[points], &[points], &[1]).class;
+        (class.lanes, class.vector, class.held)
+    });
+    // One thread, unless rows are two vectors or more.
+    assert_eq!(short, [(1, 1, 0), (8, 2, 1), (8, 4, 1), (16, 4, 1), (16, 4, 1)]);
+    assert_eq!(sum(&[100], &[16], &[17], &[1]).class.lanes, 1, "rows that are not aligned");
     // With gaps between elements, so that nothing is held.
     assert_eq!(sum(&[100], &[100], &[300], &[3]).class.lanes, 32);
     assert_eq!(sum(&[100], &[5000], &[15_000], &[3]).class.lanes, 256);
