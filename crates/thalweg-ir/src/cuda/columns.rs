@@ -44,15 +44,18 @@ pub(super) fn is_printed(kernel: &Kernel) -> bool {
             && body.outputs.iter().all(is_simple)
 }
 
-/// Returns whether a value takes long to compute: loops over points do not compute it again.
-fn is_costly(body: &Body, value: ExprId) -> bool {
-    let node = body.nodes[value.index()];
-    let takes_long = match node {
-        Node::Unary(op, _) => !matches!(op, Unary::Neg | Unary::Abs | Unary::Not | Unary::Conj),
-        Node::Binary(op, ..) => matches!(op, Binary::Div | Binary::Rem | Binary::Pow | Binary::Atan2),
-        _ => false,
-    };
-    takes_long || node.operands().any(|operand| is_costly(body, operand))
+/// Returns the values that take long to compute: loops over points do not compute them again.
+fn costly(body: &Body) -> Vec<bool> {
+    let mut costly = vec![false; body.nodes.len()];
+    for (index, node) in body.nodes.iter().enumerate() {
+        let takes_long = match node {
+            Node::Unary(op, _) => !matches!(op, Unary::Neg | Unary::Abs | Unary::Not | Unary::Conj),
+            Node::Binary(op, ..) => matches!(op, Binary::Div | Binary::Rem | Binary::Pow | Binary::Atan2),
+            _ => false,
+        };
+        costly[index] = takes_long || node.operands().any(|operand| costly[operand.index()]);
+    }
+    costly
 }
 
 impl RowPrinter<'_> {
@@ -114,14 +117,17 @@ impl RowPrinter<'_> {
         let at_points = body.point_dependent(|_| true);
         let mut needed = self.statements.nothing();
         values.iter().for_each(|value| needed[value.index()] = true);
-        for index in (0..needed.len()).rev().filter(|&index| at_points[index]) {
+        // A detached value has the name of its operand.
+        let is_passed = |index: usize| at_points[index] || matches!(body.nodes[index], Node::Detach(_));
+        for index in (0..needed.len()).rev().filter(|&index| is_passed(index)) {
             if needed[index] {
                 body.nodes[index].operands().for_each(|operand| needed[operand.index()] = true);
             }
         }
-        let is_of_row = |&id: &ExprId| needed[id.index()] && !at_points[id.index()] && !kept[id.index()];
-        let ids = (0..body.nodes.len()).map(|index| ExprId(index as u32));
-        let found: Vec<ExprId> = ids.filter(is_of_row).filter(|&id| is_costly(body, id)).collect();
+        let costly = costly(body);
+        let is_found = |&index: &usize| needed[index] && costly[index] && !is_passed(index) && !kept[index];
+        let found: Vec<ExprId> =
+            (0..body.nodes.len()).filter(is_found).map(|index| ExprId(index as u32)).collect();
         if found.is_empty() {
             return;
         }
