@@ -293,6 +293,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("integer_power", "of floats it is `power`"),
     ("integer_power_scalar", "of floats it is `power_scalar`"),
     ("integer_power_of_scalar", "of floats it is `pow_of_scalar`"),
+    ("power_1", "it is its operand"),
     ("trigamma", "it is the gradient of `digamma`"),
     ("mul_reciprocal", "it is `div_scalar` of 16 bits, up to the rounding of float32"),
     ("logit_within", "it is `logit_of` of numbers that a bound replaces"),
