@@ -1,7 +1,7 @@
 //! Parts of loops: a loop of points is divided where other loops read or write a part of what it writes or reads.
 //!
 //! `cat` writes each of its inputs into a part of its result, and `chunk` reads the parts of one. A loop over the whole then has other points
-//! than those of the parts, and is not fused with any of them. Changed at their ends, it is one loop for each part, which is.
+//! than those of the parts, and is not fused with any of them. Divided at their ends, it is one loop for each part, which is.
 //!
 //! # Invariants
 //! - The loops of the parts together compute what the whole did, point by point: a loop that combines, draws or reads coordinates is not
@@ -15,7 +15,7 @@ use thalweg_ops::Placement;
 use thalweg_ops::lower::LoopLaunch;
 
 use crate::loops::{canonical, strides};
-use crate::segment::{Lifetime, Node, Operand, Segment, Touched, dtypes, walked};
+use crate::segment::{Lifetime, Memory, Node, Operand, Segment, Touched, dtypes, walked};
 
 /// The most parts of a loop by one division, and the most nodes that divisions add to a segment.
 const MOST_PARTS: usize = 4;
@@ -25,8 +25,22 @@ const MOST_ADDED: usize = 64;
 pub(crate) struct Changed {
     pub segment: Segment,
     pub live: Vec<u32>,
-    /// The node of the former segment of which each node is a part.
+    /// The node of the former segment of which each node is a part, or a copy.
     pub origins: Vec<u32>,
+}
+
+impl Changed {
+    /// Returns the segment of these nodes, each with its origin.
+    pub fn of(memories: Vec<Memory>, pieces: impl Iterator<Item = (u32, Node)>) -> Self {
+        let (origins, mut nodes): (Vec<u32>, Vec<Node>) = pieces.unzip();
+        let first_of = |number: u32| origins.iter().position(|origin| *origin == number);
+        for (number, node) in nodes.iter_mut().enumerate() {
+            node.numbers_of = first_of(node.numbers_of).map_or(number as u32, |first| first as u32);
+        }
+        let segment = Segment { memories, nodes };
+        // A part may be one that nothing reads.
+        Self { live: crate::grouping::live(&segment), segment, origins }
+    }
 }
 
 /// A division of one dimension of a loop into three nested ones: the outer one, the one that is cut into parts, and the inner one.
@@ -117,15 +131,8 @@ pub(crate) fn divided(segment: &Segment, live: &[u32]) -> Option<Changed> {
     if !is_divided {
         return None;
     }
-    let (origins, mut nodes): (Vec<u32>, Vec<Node>) =
-        nodes.into_iter().map(|piece| (piece.origin, piece.node)).unzip();
-    let first_of = |number: u32| origins.iter().position(|origin| *origin == number);
-    for (number, node) in nodes.iter_mut().enumerate() {
-        node.numbers_of = first_of(node.numbers_of).map_or(number as u32, |first| first as u32);
-    }
-    let segment = Segment { memories: segment.memories.clone(), nodes };
-    // A part may be one that nothing reads.
-    Some(Changed { live: crate::grouping::live(&segment), segment, origins })
+    let pieces = nodes.into_iter().map(|piece| (piece.origin, piece.node));
+    Some(Changed::of(segment.memories.clone(), pieces))
 }
 
 /// Returns whether a loop computes each point independently of others, from operands that it reads and writes point by point.

@@ -9,7 +9,7 @@
 
 use smallvec::SmallVec;
 
-use crate::grouping::{Apart, grouped, live as live_of};
+use crate::grouping::{Apart, grouped};
 use crate::loops::Loop;
 use crate::machine::Machine;
 use crate::parts::{Changed, is_divisible};
@@ -111,14 +111,8 @@ fn copied(segment: &Segment, live: &[u32], left: &[u32]) -> Option<(Changed, Vec
     if memories.len() == segment.memories.len() {
         return None;
     }
-    let (origins, mut nodes): (Vec<u32>, Vec<Node>) =
-        pieces.into_iter().map(|piece| (piece.origin, piece.node)).unzip();
-    let first_of = |number: u32| origins.iter().position(|origin| *origin == number);
-    for (number, node) in nodes.iter_mut().enumerate() {
-        node.numbers_of = first_of(node.numbers_of).map_or(number as u32, |first| first as u32);
-    }
-    let segment = Segment { memories, nodes };
-    Some((Changed { live: live_of(&segment), segment, origins }, copies))
+    let pieces = pieces.into_iter().map(|piece| (piece.origin, piece.node));
+    Some((Changed::of(memories, pieces), copies))
 }
 
 /// Returns the places of the loops that read the result of the loop at a place, if copies of it may be computed there instead, and read

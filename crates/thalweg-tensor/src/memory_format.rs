@@ -7,7 +7,6 @@ use thalweg_ir::{DType, Layout, Shape, inverse_order};
 use thalweg_runtime::{Error, Label, Result, Stream, invalid};
 
 use crate::dispatch::{built_in, call};
-
 use crate::tensor::Tensor;
 
 /// An order of a tensor's dimensions in memory (`torch.memory_format`). The order of the shape, and so of subscripts, does not

@@ -103,13 +103,18 @@ fn three(tensor: &Tensor) -> Result<[usize; 3]> {
     })
 }
 
-/// Refuses indices that are not int64 of shape (outer, count, inner), and returns their shape. The outer dimension may be two: of
-/// indices that repeat along one of them, it need not be a single one.
+/// Returns the shape (outer, count, inner) of indices. The outer dimension may be two: of indices that repeat along one of them, it need
+/// not be a single one.
+fn shape_of(index: &Tensor) -> Result<[usize; 3]> {
+    match *index.shape() {
+        [slow, fast, count, inner] => Ok([slow * fast, count, inner]),
+        _ => three(index),
+    }
+}
+
+/// Refuses indices that are not int64 of shape (outer, count, inner), and returns their shape.
 fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 3]> {
-    let shape = match *index.shape() {
-        [slow, fast, count, inner] => [slow * fast, count, inner],
-        _ => three(index)?,
-    };
+    let shape = shape_of(index)?;
     if index.dtype() == DType::I64 && shape[0] == outer && shape[2] == inner {
         return Ok(shape);
     }
@@ -252,11 +257,7 @@ pub(crate) fn gather_backward(call: &Call<'_>) -> Result<Tensors> {
         source.shape() != index.shape(),
         "the source must be {index:?} as the indices are, not {source:?}"
     );
-    let sizes = match *index.shape() {
-        [slow, fast, _, inner] => [slow * fast, 0, inner],
-        _ => three(index)?,
-    };
-    let rows = check_index(sizes, index)?;
+    let rows = check_index(shape_of(index)?, index)?;
     let extent = usize::try_from(call.int(2)).map_err(|_| invalid!("an extent is not negative"))?;
     let [index, source] = [index, source].map(|tensor| tensor.reshape(&rows));
     let scatter = Scatter { index: &index?, source: &source?, combine: Combine::Sum, label: call.label };
