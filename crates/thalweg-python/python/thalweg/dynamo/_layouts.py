@@ -76,8 +76,9 @@ def _is_faster(node):
 def _reads_parts(node):
     """Returns whether the image of a convolution is a part of the channels of another tensor."""
     image = node.args[_TENSORS[node.target][-2]]
-    of_list = is_call(image, operator.getitem) and is_call(image.args[0], aten.split.Tensor, aten.split_with_sizes.default)
-    return (image.args[0].args[2:] == (1,)) if of_list else is_call(image, aten.slice.Tensor) and image.args[1:2] == (1,)
+    if is_call(image, operator.getitem):
+        return is_call(image.args[0], aten.split.Tensor, aten.split_with_sizes.default) and image.args[0].args[2:] in ((1,), (-3,))
+    return is_call(image, aten.slice.Tensor) and image.args[1:2] in ((1,), (-3,))
 
 
 def _is_for_convolutions(node):
