@@ -29,7 +29,7 @@ use thalweg_ops::lower::{LoopLaunch, Step};
 use crate::embedding::{Embedding, Numbers};
 use crate::loops::{Loop, canonical, strides};
 use crate::machine::Machine;
-use crate::segment::{Memory, Operand, Touched};
+use crate::segment::{Memory, Operand, Touched, dtypes};
 
 /// The reason why two loops are not fused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,6 +77,9 @@ impl fmt::Display for Refusal {
 const MOST_INPUTS: usize = 14;
 const MOST_OUTPUTS: usize = 8;
 const MOST_NODES: usize = 192;
+
+/// How many times as many bytes a fused loop may access far apart as a loop that already does so.
+const MOST_APART: usize = 2;
 
 /// Fuses two loops of which the second one comes later. `is_kept` says whether anything else reads an output of the first.
 ///
@@ -596,10 +599,33 @@ fn keeps_form(fused: &Loop, class: Class, members: [(&Loop, Class); 2]) -> Resul
         loses_rows || is_scattered && was_coalesced && member.points() == points
     };
     let keeps_a_vector = members.iter().any(|(_, former)| class.vector >= former.vector);
-    match keeps_a_vector && !members.iter().any(loses_form) {
+    let is_form_lost = members.iter().any(loses_form) && !is_as_apart(fused, class, members);
+    match keeps_a_vector && !is_form_lost {
         true => Ok(()),
         false => Err(Refusal::Form),
     }
+}
+
+/// Returns whether a loop of scattered points accesses little more in this way than one of its members already does: a copy in another
+/// order that also does what was done before it or after it.
+fn is_as_apart(fused: &Loop, class: Class, members: [(&Loop, Class); 2]) -> bool {
+    let is_whole = |(member, former): &(&Loop, Class)| {
+        former.inner_rank == 0 && former.transposed == 0 && member.points() == fused.points()
+    };
+    let most = members.iter().map(|(member, _)| bytes_apart(member)).max().unwrap_or(0);
+    class.inner_rank == 0 && members.iter().all(is_whole) && bytes_apart(fused) <= MOST_APART * most
+}
+
+/// Returns the bytes that neighbouring threads access far apart for a point, where neighbours in the first output are handled by
+/// neighbouring threads.
+fn bytes_apart(of: &Loop) -> usize {
+    let first = of.inputs.len();
+    let Some(written) = of.dims(first) else { return 0 };
+    let walked = (0..written.len()).filter(|&dimension| written[dimension].0 > 1);
+    let Some(inner) = walked.min_by_key(|&dimension| written[dimension].1) else { return 0 };
+    let is_apart = |operand: usize| of.dims(operand).is_none_or(|dims| dims[inner].1 > 1);
+    let dtypes = dtypes(&of.launch.body).enumerate();
+    dtypes.filter(|(operand, _)| is_apart(*operand)).map(|(_, dtype)| dtype.size_bytes()).sum()
 }
 
 /// Returns whether a loop of few long rows is executed by launches like those of one of its members, in the same order. What is written

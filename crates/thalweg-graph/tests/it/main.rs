@@ -81,13 +81,18 @@ impl Builder {
         self.add(launch, inputs, output);
     }
 
+    /// Returns numbers in another dtype and another layout, in temporary memory.
+    fn copied(&mut self, x: &Value, layout: Layout, dtype: DType) -> Value {
+        let copy = self.memory(layout, dtype, Lifetime::Temporary);
+        let arguments = LoopArguments { dtype: Some(dtype), ..LoopArguments::default() };
+        let launch = LoopLaunch::into_outputs(&COPY, &[x.lowered()], &[copy.lowered()], &arguments).unwrap();
+        self.add(launch, &[x], &copy);
+        copy
+    }
+
     /// Returns numbers as float32, in temporary memory.
     fn widened(&mut self, x: &Value) -> Value {
-        let wide = self.memory(x.layout.clone(), DType::F32, Lifetime::Temporary);
-        let arguments = LoopArguments { dtype: Some(DType::F32), ..LoopArguments::default() };
-        let launch = LoopLaunch::into_outputs(&COPY, &[x.lowered()], &[wide.lowered()], &arguments).unwrap();
-        self.add(launch, &[x], &wide);
-        wide
+        self.copied(x, x.layout.clone(), DType::F32)
     }
 
     fn add(&mut self, launch: LoopLaunch, inputs: &[&Value], output: &Value) {
@@ -237,6 +242,32 @@ fn points_that_differ_are_not_fused() {
     assert_eq!((program.steps.len(), program.apart[0].reason), (2, Refusal::Spaces));
     let text = program.describe(&["exp".to_owned(), "add".to_owned()]).to_string();
     assert!(text.contains("not fused: exp and add, since their iteration spaces differ"), "{text}");
+}
+
+#[test]
+fn a_copy_in_another_order_also_casts_but_computes_little_else() {
+    let shape = [512, 256, 9];
+    let last = Layout::contiguous(&[512, 9, 256]).permute(&[0, 2, 1]).unwrap();
+    for narrow_first in [true, false] {
+        let mut builder = Builder::default();
+        let (between, after) =
+            if narrow_first { (DType::Bf16, DType::Bf16) } else { (DType::F32, DType::Bf16) };
+        let weight = builder.input(&shape);
+        let order = if narrow_first { weight.layout.clone() } else { last.clone() };
+        let first = builder.copied(&weight, order, between);
+        let second = builder.copied(&first, last.clone(), after);
+        builder.keep(&second);
+        assert_eq!(members(&builder.plan()), [[0, 1]], "{narrow_first}");
+    }
+    let mut builder = Builder::default();
+    let inputs: Vec<Value> = (0..3).map(|_| builder.input(&shape)).collect();
+    let sum = builder.call(&add, &[&inputs[0], &inputs[1]]);
+    let sum = builder.call(&add, &[&sum, &inputs[2]]);
+    let moved = builder.copied(&sum, last, DType::F32);
+    builder.keep(&moved);
+    let program = builder.plan();
+    assert_eq!(members(&program), [vec![0, 1], vec![2]]);
+    assert!(program.apart.iter().all(|apart| apart.reason == Refusal::Form), "{:?}", program.apart);
 }
 
 #[test]
