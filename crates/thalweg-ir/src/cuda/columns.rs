@@ -206,15 +206,12 @@ impl RowPrinter<'_> {
         if class.lanes == 1 {
             return;
         }
-        self.open_elements(writer);
         for &number in pass {
             let (lanes, threads) = (class.lanes, class.threads_abreast());
-            writer.line(&format!(
-                "results{number}[e] = combine_abreast<{lanes}, {threads}>(results{number}[e], shared, {});",
-                self.combining_function(number)
-            ));
+            let function = self.combining_function(number);
+            writer
+                .line(&format!("combine_columns<{lanes}, {threads}>(results{number}, shared, {function});"));
         }
-        writer.close("");
     }
 
     /// Returns whether a block has the most threads.
@@ -226,9 +223,10 @@ impl RowPrinter<'_> {
     /// Returns the number of points whose elements of these inputs are loaded together.
     fn points_at_once(&self, inputs: &[usize]) -> u32 {
         let class = &self.kernel.class;
-        let loaded = inputs.iter().filter(|&&input| !class.repeats(input));
-        let bytes = loaded
-            .map(|&input| self.kernel.body.inputs[input].dtype.size_bytes() * usize::from(class.vector));
+        let bytes = inputs.iter().map(|&input| {
+            let elements = if class.repeats(input) { 1 } else { usize::from(class.vector) };
+            self.kernel.body.inputs[input].dtype.size_bytes() * elements
+        });
         let registers: usize = bytes.map(|bytes| bytes.div_ceil(4)).sum();
         let own = if self.has_largest_block() { FEW_REGISTERS } else { REGISTERS };
         let most = (own / registers.max(1)).clamp(AT_ONCE.0, AT_ONCE.1);
@@ -262,8 +260,7 @@ impl RowPrinter<'_> {
         self.print_column_loads(&inputs, writer);
         (0..2).for_each(|_| writer.close(""));
         open_points(writer);
-        let repeated: Vec<usize> = inputs.iter().copied().filter(|&input| class.repeats(input)).collect();
-        self.print_places(&repeated, written, writer);
+        self.print_places(&[], written, writer);
         self.open_elements(writer);
         self.define_for_element(&values, kept, writer);
         for &number in pass {
@@ -293,19 +290,22 @@ impl RowPrinter<'_> {
         }
     }
 
+    /// Returns the type of what a thread loads of an input at a point: a vector, or what is the same for all of its rows.
+    fn read_at_once(&self, input: usize) -> String {
+        let dtype = self.kernel.body.inputs[input].dtype;
+        if self.kernel.class.repeats(input) { memory_type(dtype).to_owned() } else { self.pack_of(dtype) }
+    }
+
     fn declare_loads(&self, inputs: &[usize], at_once: u32, writer: &mut Writer) {
-        for &input in inputs.iter().filter(|&&input| !self.kernel.class.repeats(input)) {
-            writer.line(&format!(
-                "{} input{input}[{at_once}];",
-                self.pack_of(self.kernel.body.inputs[input].dtype)
-            ));
+        for &input in inputs {
+            writer.line(&format!("{} input{input}[{at_once}];", self.read_at_once(input)));
         }
     }
 
     fn print_column_loads(&self, inputs: &[usize], writer: &mut Writer) {
-        for &input in inputs.iter().filter(|&&input| !self.kernel.class.repeats(input)) {
-            let pack = self.pack_of(self.kernel.body.inputs[input].dtype);
-            writer.line(&format!("input{input}[k] = *(const {pack}*)(a.input{input} + at_input{input});"));
+        for &input in inputs {
+            let kind = self.read_at_once(input);
+            writer.line(&format!("input{input}[k] = *(const {kind}*)(a.input{input} + at_input{input});"));
         }
     }
 

@@ -260,23 +260,53 @@ static __device__ __forceinline__ T combine_block(T value, void* const shared, c
     __syncthreads();
     return combine_warp<LANES / 32>(warps[threadIdx.x % (LANES / 32)], combine);
 }
-//: combine_abreast
-// The same for a block of ROWS rows, where neighbouring threads are the same lane of neighbouring rows.
-template <u32 LANES, u32 ROWS, class T, class Combine>
-static __device__ __forceinline__ T combine_abreast(T value, void* const shared, const Combine combine) {
+//: combine_columns
+// The same for each of N rows of a thread, in a block of ROWS threads with other rows, where neighbouring threads are the same lane:
+// first the lanes of a warp, then those of different warps. The block has eight bytes of memory for each thread.
+template <u32 LANES, u32 ROWS, u32 N, class T, class Combine>
+static __device__ __forceinline__ void combine_columns(T (&values)[N], void* const shared, const Combine combine) {
+    constexpr u32 NEAR = ROWS < 32 && LANES * ROWS >= 32 ? 32 / ROWS : 1, FAR = LANES / NEAR;
+    constexpr u32 FITS = NEAR * 8 / sizeof(T), AT_ONCE = N < FITS ? N : FITS;
     T* const lanes = (T*)shared;
-    const u32 thread = threadIdx.x;
-    lanes[thread] = value;
-    __syncthreads();
+    const u32 lane = threadIdx.x / ROWS, row = threadIdx.x % ROWS;
     #pragma unroll
-    for (u32 step = 1; step < LANES; step *= 2) {
-        if (thread / ROWS % (2 * step) == 0) {
-            value = combine(value, lanes[thread + step * ROWS]);
-            lanes[thread] = value;
+    for (u32 n = 0; n < N; ++n) {
+        #pragma unroll
+        for (u32 step = 1; step < NEAR; step *= 2) {
+            values[n] = combine(values[n], T(__shfl_down_sync(0xffffffffu, values[n], step * ROWS)));
+        }
+    }
+    #pragma unroll
+    for (u32 first = 0; first < N; first += AT_ONCE) {
+        #pragma unroll
+        for (u32 n = 0; n < AT_ONCE; ++n) {
+            if (lane % NEAR == 0) {
+                lanes[(n * FAR + lane / NEAR) * ROWS + row] = values[first + n];
+            }
+        }
+        __syncthreads();
+        for (u32 column = threadIdx.x; column < AT_ONCE * ROWS; column += LANES * ROWS) {
+            T* const own = lanes + column / ROWS * FAR * ROWS + column % ROWS;
+            T far[FAR];
+            #pragma unroll
+            for (u32 k = 0; k < FAR; ++k) {
+                far[k] = own[k * ROWS];
+            }
+            *own = combine_vector(far, combine);
+        }
+        __syncthreads();
+        #pragma unroll
+        for (u32 n = 0; n < AT_ONCE; ++n) {
+            values[first + n] = lanes[n * FAR * ROWS + row];
         }
         __syncthreads();
     }
-    value = lanes[thread % ROWS];
-    __syncthreads();
-    return value;
+}
+//: combine_abreast
+// The same for one row of a thread.
+template <u32 LANES, u32 ROWS, class T, class Combine>
+static __device__ __forceinline__ T combine_abreast(const T value, void* const shared, const Combine combine) {
+    T values[1] = {value};
+    combine_columns<LANES, ROWS>(values, shared, combine);
+    return values[0];
 }

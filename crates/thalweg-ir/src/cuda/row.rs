@@ -54,7 +54,7 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
     };
     let has_columns = super::columns::is_printed(kernel);
     let load = move |number: usize| match kept.get(number) {
-        None if has_columns && class.repeats(number) => format!("a.input{number}[at_input{number}]"),
+        None if has_columns && class.repeats(number) => format!("input{number}[k]"),
         None if has_columns => format!("input{number}[k].element[e]"),
         _ if class.repeats(number) => format!("a.input{number}[start_input{number}]"),
         Some(true) if class.shared > 0 => format!("kept{number}.element[e]"),

@@ -23,24 +23,58 @@ static __device__ __forceinline__ void wait_for_previous() {
 template <class T, u32 N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) pack {
     T element[N];
 };
-// The same for a block of ROWS rows, where neighbouring threads are the same lane of neighbouring rows.
-template <u32 LANES, u32 ROWS, class T, class Combine>
-static __device__ __forceinline__ T combine_abreast(T value, void* const shared, const Combine combine) {
-    T* const lanes = (T*)shared;
-    const u32 thread = threadIdx.x;
-    lanes[thread] = value;
-    __syncthreads();
+// Combines the neighbouring lanes of a thread, lane t with lane t + step.
+template <u32 N, class T, class Combine>
+static __device__ __forceinline__ T combine_vector(T (&lanes)[N], const Combine combine) {
     #pragma unroll
-    for (u32 step = 1; step < LANES; step *= 2) {
-        if (thread / ROWS % (2 * step) == 0) {
-            value = combine(value, lanes[thread + step * ROWS]);
-            lanes[thread] = value;
+    for (u32 step = 1; step < N; step *= 2) {
+        #pragma unroll
+        for (u32 lane = 0; lane + step < N; lane += 2 * step) {
+            lanes[lane] = combine(lanes[lane], lanes[lane + step]);
+        }
+    }
+    return lanes[0];
+}
+// The same for each of N rows of a thread, in a block of ROWS threads with other rows, where neighbouring threads are the same lane:
+// first the lanes of a warp, then those of different warps. The block has eight bytes of memory for each thread.
+template <u32 LANES, u32 ROWS, u32 N, class T, class Combine>
+static __device__ __forceinline__ void combine_columns(T (&values)[N], void* const shared, const Combine combine) {
+    constexpr u32 NEAR = ROWS < 32 && LANES * ROWS >= 32 ? 32 / ROWS : 1, FAR = LANES / NEAR;
+    constexpr u32 FITS = NEAR * 8 / sizeof(T), AT_ONCE = N < FITS ? N : FITS;
+    T* const lanes = (T*)shared;
+    const u32 lane = threadIdx.x / ROWS, row = threadIdx.x % ROWS;
+    #pragma unroll
+    for (u32 n = 0; n < N; ++n) {
+        #pragma unroll
+        for (u32 step = 1; step < NEAR; step *= 2) {
+            values[n] = combine(values[n], T(__shfl_down_sync(0xffffffffu, values[n], step * ROWS)));
+        }
+    }
+    #pragma unroll
+    for (u32 first = 0; first < N; first += AT_ONCE) {
+        #pragma unroll
+        for (u32 n = 0; n < AT_ONCE; ++n) {
+            if (lane % NEAR == 0) {
+                lanes[(n * FAR + lane / NEAR) * ROWS + row] = values[first + n];
+            }
+        }
+        __syncthreads();
+        for (u32 column = threadIdx.x; column < AT_ONCE * ROWS; column += LANES * ROWS) {
+            T* const own = lanes + column / ROWS * FAR * ROWS + column % ROWS;
+            T far[FAR];
+            #pragma unroll
+            for (u32 k = 0; k < FAR; ++k) {
+                far[k] = own[k * ROWS];
+            }
+            *own = combine_vector(far, combine);
+        }
+        __syncthreads();
+        #pragma unroll
+        for (u32 n = 0; n < AT_ONCE; ++n) {
+            values[first + n] = lanes[n * FAR * ROWS + row];
         }
         __syncthreads();
     }
-    value = lanes[thread % ROWS];
-    __syncthreads();
-    return value;
 }
 
 struct variance_arguments {
@@ -115,11 +149,8 @@ extern "C" __global__ void __launch_bounds__(256) variance(const __grid_constant
                 results1[e] = results1[e] + run0_1[e];
             }
         }
-        #pragma unroll
-        for (u32 e = 0; e < 4; ++e) {
-            results0[e] = combine_abreast<8, 32>(results0[e], shared, [](const f32 x, const f32 y) { return x + y; });
-            results1[e] = combine_abreast<8, 32>(results1[e], shared, [](const f32 x, const f32 y) { return x + y; });
-        }
+        combine_columns<8, 32>(results0, shared, [](const f32 x, const f32 y) { return x + y; });
+        combine_columns<8, 32>(results1, shared, [](const f32 x, const f32 y) { return x + y; });
         f32 row_v4[4];
         #pragma unroll
         for (u32 e = 0; e < 4; ++e) {
@@ -171,10 +202,7 @@ extern "C" __global__ void __launch_bounds__(256) variance(const __grid_constant
                 results2[e] = results2[e] + run0_2[e];
             }
         }
-        #pragma unroll
-        for (u32 e = 0; e < 4; ++e) {
-            results2[e] = combine_abreast<8, 32>(results2[e], shared, [](const f32 x, const f32 y) { return x + y; });
-        }
+        combine_columns<8, 32>(results2, shared, [](const f32 x, const f32 y) { return x + y; });
         if (active && lane == 0) {
             pack<f32, 4> output0;
             #pragma unroll
