@@ -197,8 +197,12 @@ fn a_lane_with_many_points_is_a_cascade() {
 fn rows_that_lie_side_by_side_share_blocks() {
     let shared = |plan: LaunchPlan| (plan.class.lanes, plan.class.rows_abreast);
     // The gradient of a bias: one of 512 features over 512 samples.
-    assert_eq!(shared(sum(&[512], &[512], &[1], &[512])), (64, 8));
-    assert_eq!(shared(sum(&[512], &[17], &[1], &[512])), (2, 8));
+    assert_eq!(shared(sum(&[512], &[512], &[1], &[512])), (128, 16));
+    assert_eq!(shared(sum(&[512], &[17], &[1], &[512])), (4, 16));
+    assert_eq!(shared(sum(&[128], &[512], &[1], &[128])), (128, 8), "as many blocks");
+    assert_eq!(shared(sum(&[511], &[512], &[1], &[511])), (64, 8), "no vectors");
+    assert_eq!(shared(sum(&[4096], &[512], &[1], &[4096])), (64, 8), "blocks enough");
+    assert_eq!(shared(sum(&[1 << 13, 16], &[256], &[1 << 12, 1], &[16])), (64, 16), "few neighbours");
     // Rows that are contiguous themselves, too few neighbours, and nothing to share.
     assert_eq!(shared(sum(&[512], &[512], &[1024], &[2])), (32, 1));
     assert_eq!(shared(sum(&[100, 4], &[512], &[4096, 1], &[8])), (32, 1));

@@ -3,7 +3,7 @@
 use thalweg_ir::{Body, Class, Dimension, Geometry, Node, OperandGeometry, OutputPlace};
 
 use super::points::REREAD_BYTES;
-use super::{SERIAL_POINTS, VECTOR_BYTES, cascade};
+use super::{ROWS_ABREAST, ROWS_FOR_A_THREAD_EACH, SERIAL_POINTS, VECTOR_BYTES, cascade};
 
 /// Threads of a block.
 const THREADS: u64 = 256;
@@ -14,8 +14,15 @@ const ABREAST: [u64; 3] = [32, 16, 8];
 /// Threads of a block that handle neighbouring vectors of short rows, each of which a thread reduces alone.
 const ABREAST_OF_SHORT: [u64; 4] = [THREADS, 128, 64, 32];
 
-/// The number of blocks that fill a GPU.
+/// The number of neighbouring vectors, the most elements of each, and the threads of a block that handles few rows, or rows with few
+/// neighbours.
+const NARROW: u64 = 4;
+const MOST_OF_NARROW: u64 = 4;
+const THREADS_OF_NARROW: u64 = 512;
+
+/// The number of blocks that fill a GPU, and the number with which each has many loads in flight instead.
 const MANY_BLOCKS: u64 = 256;
+const SOME_BLOCKS: u64 = 32;
 
 /// The fewest points of a lane: the loads that a thread has in flight.
 const POINTS_OF_A_LANE: u64 = 4;
@@ -51,11 +58,16 @@ pub(super) fn side_by_side(
     }
     let is_short = points <= SERIAL_POINTS;
     let widths = if is_short { &ABREAST_OF_SHORT[..] } else { &ABREAST };
-    let abreast = widths.iter().copied().find(|abreast| {
+    let wide = widths.iter().copied().find(|abreast| {
         // The vectors of a thread that has a row of its own need not lie next to those of other threads.
         geometry.rows() / (abreast * vector) >= MANY_BLOCKS && (is_short || neighbours >= abreast * vector)
-    })?;
-    let lanes = (THREADS / abreast).min((points / POINTS_OF_A_LANE).next_power_of_two());
+    });
+    let (abreast, vector, threads) = match wide {
+        Some(abreast) => (abreast, vector, THREADS),
+        None if is_short => return None,
+        None => (NARROW, narrow_vector(geometry, vector)?, THREADS_OF_NARROW),
+    };
+    let lanes = (threads / abreast).min((points / POINTS_OF_A_LANE).next_power_of_two());
     let lanes = if is_short { 1 } else { lanes };
     Some(Class {
         lanes: lanes as u16,
@@ -65,6 +77,20 @@ pub(super) fn side_by_side(
         repeated,
         ..class
     })
+}
+
+/// Returns the width of vectors of which [`NARROW`] are neighbours, for rows that are few or have few neighbours; `None` if blocks of single
+/// elements fill a GPU.
+fn narrow_vector(geometry: &Geometry, vector: u64) -> Option<u64> {
+    let (rows, neighbours) = (geometry.rows(), *geometry.row_shape.last()?);
+    let blocks_of_elements = rows / u64::from(ROWS_ABREAST);
+    if (MANY_BLOCKS..ROWS_FOR_A_THREAD_EACH / u64::from(ROWS_ABREAST)).contains(&blocks_of_elements) {
+        return None;
+    }
+    let most =
+        if rows / (NARROW * MOST_OF_NARROW) >= SOME_BLOCKS { MOST_OF_NARROW } else { MOST_OF_NARROW / 2 };
+    let vector = vector.min(most);
+    (neighbours >= NARROW * vector).then_some(vector)
 }
 
 /// Returns the width of the vectors in which every operand can be traversed along the last dimension of rows, and the inputs that are
