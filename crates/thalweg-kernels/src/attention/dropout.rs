@@ -35,13 +35,14 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Returns the dropout that drops weights with a probability between 0 and 1; `None` if it drops none.
+    /// Returns the dropout that drops weights with a probability between 0 and 1; `None` if it drops none: the probability, rounded to
+    /// a multiple of 2⁻¹⁶, is 0.
     #[must_use]
     pub fn of(probability: f64) -> Option<Self> {
         let kept = ((1.0 - probability) * f64::from(VALUES)).round() as u32;
         // A probability below 1 keeps something.
         let least = u32::from(probability < 1.0);
-        (probability > 0.0).then(|| Self { kept: kept.clamp(least, VALUES - 1) })
+        (probability > 0.0 && kept < VALUES).then(|| Self { kept: kept.max(least) })
     }
 
     /// Returns the factor of the weights that are kept: the inverse of their share, so that the expected result is that without

@@ -472,7 +472,8 @@ fn a_probability_is_rounded_to_half_a_word() {
     assert_eq!(Dropout::of(0.5), Some(Dropout { kept: 1 << 15 }));
     assert_eq!(Dropout::of(1.0), Some(Dropout { kept: 0 }));
     assert_eq!(Dropout::of(1.0 - 1e-9), Some(Dropout { kept: 1 }));
-    assert_eq!(Dropout::of(1e-9), Some(Dropout { kept: (1 << 16) - 1 }));
+    assert_eq!(Dropout::of(1e-5), Some(Dropout { kept: (1 << 16) - 1 }));
+    assert_eq!(Dropout::of(7e-6), None);
     assert_eq!(Dropout { kept: 0 }.rescale(), 0.0);
     assert_eq!(Dropout { kept: 1 << 14 }.rescale(), 4.0);
 }

@@ -151,12 +151,14 @@ impl Options {
         self.backends & backend.bit() != 0
     }
 
-    /// Returns the generator's state of a call with dropout.
+    /// Returns the generator's state of a call whose dropout drops something.
     pub(super) fn state(self, state: Option<&Tensor>) -> Result<Option<&Tensor>> {
         let is_state = |state: &&Tensor| state.dtype() == DType::I64 && state.elements() == 2;
         match (self.dropout, state.filter(is_state)) {
             (0.0, _) => Ok(None),
-            (0.0..=1.0, Some(state)) if state.is_contiguous() => Ok(Some(state)),
+            (0.0..=1.0, Some(state)) if state.is_contiguous() => {
+                Ok(Some(state).filter(|_| Dropout::of(self.dropout).is_some()))
+            }
             (p, _) => {
                 Err(invalid!("attention: dropout with a probability of {p} draws from a state of two int64"))
             }
@@ -453,7 +455,7 @@ pub(crate) fn kept_weights(call: &Call<'_>) -> Result<Tensors> {
     let (Some(shape), Some(state), Some(dropout)) =
         (sizes.filter(|sizes| sizes.len() == 4), state, Dropout::of(call.float(2)))
     else {
-        refuse!("attention: kept weights have four sizes, and a probability above 0");
+        refuse!("attention: kept weights have four sizes, and a probability of at least 2^-17");
     };
     let kept = call.new_empty(&shape, DType::Bool)?;
     let [batch, heads, queries, keys] = [0, 1, 2, 3].map(|at| shape[at] as u64);

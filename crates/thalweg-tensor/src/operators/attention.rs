@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_kernels::attention::Dropout;
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{LOG_SOFTMAX_BACKWARD, SOFTMAX_BACKWARD};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
@@ -105,7 +106,7 @@ fn attention(call: &Call<'_>) -> Result<Tensor> {
     let width = query.shape()[query.rank() - 1].max(1);
     let scale = call.optional_float(6).unwrap_or(1.0 / (width as f64).sqrt());
     check_probability(p)?;
-    let generator = if p == 0.0 { None } else { Some(default_generator(call.device)?) };
+    let generator = Dropout::of(p).map(|_| default_generator(call.device)).transpose()?;
     let dropout = generator.as_ref().map(|generator| (p, &**generator));
     let request = Request { is_causal, scale, enable_gqa: call.bool(7), mask, dropout };
     attention_by([query, key, value], request, call.label.location)
