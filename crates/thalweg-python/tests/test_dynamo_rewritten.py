@@ -151,6 +151,40 @@ def test_rows_that_are_normalized_are_dense_and_results_keep_their_order(torch, 
 
 
 @with_pytorch
+def test_no_matrix_is_turned_for_products_of_batches(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    aten = torch.ops.aten
+
+    def function(x, bias, is_kept):
+        query, key, value = x.reshape(16, 49, 3, 2, 48).permute(2, 0, 3, 1, 4).unbind(0)
+        turned = key.transpose(-2, -1).contiguous()
+        weights = (query.mul(0.2) @ turned + bias).softmax(-1)
+        # A result of the graph, and a turned copy that a sum reads, keep their order.
+        return weights @ value, turned if is_kept else turned.sum(), (value.transpose(-2, -1).contiguous() * 2).cumsum(-1)
+
+    x, bias = torch.randn(16, 49, 288, requires_grad=True), torch.randn(2, 49, 49, requires_grad=True)
+    for is_kept in (False, True):
+
+        def run(call):
+            results = call(x, bias, is_kept)
+            return [*results, *torch.autograd.grad(sum((result * result).sum() for result in results), [x, bias])]
+
+        found = run(torch.compile(function, backend=as_gpu.backend, fullgraph=True))
+        for number, (one, two) in enumerate(zip(found, run(function), strict=True)):
+            assert one.stride() == two.stride(), (number, one.stride(), two.stride())
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-3)
+    heads = x.detach().reshape(16, 49, 6, 48).transpose(1, 2).requires_grad_()
+    compiled = torch.compile(lambda x: (x @ x.transpose(-2, -1)).relu() @ x, backend=as_gpu.backend)
+    nodes, _ = of_graph(lambda: trained(torch, compiled, [], [heads]))
+    products = [node for node in nodes if node.target is aten.bmm.default]
+    copies = [node for node in nodes if node.target is aten.clone.default and node.args[0].meta["val"].stride()[-1] != 1]
+    assert len(products) == 6 and not copies, (len(products), copies)
+
+
+@with_pytorch
 def test_functions_that_stay_pytorchs_get_the_order_in_memory_that_they_had(torch, dynamo):
     import as_gpu
 

@@ -7,6 +7,8 @@ in groups take images in the order that they have.
 A row that is normalized, or of which a softmax is computed, is read fastest if its elements are neighbours. A computed tensor of another order
 is copied once, and what is computed from it keeps the order of the copy.
 
+Products of batches read matrices by rows or by columns, and write results by rows or by columns: no matrix is turned for them.
+
 Results of the graph have the order that they had.
 """
 
@@ -45,7 +47,7 @@ def rewritten(gm, is_on_gpu):
     is_last = bool(whole) and all(is_on_gpu(_value(node.args[0])) and _is_faster(node) for node in whole)
     # Parts of channels have gaps if channels are last. Among convolutions in groups, copies of them cost more than is gained.
     is_last = is_last and (len(whole) == len(convolutions) or not any(_reads_parts(node) for node in convolutions))
-    if not is_last and not any(_has_rows(node) and _is_sparse(_value(node)) and is_on_gpu(_value(node)) for node in gm.graph.nodes):
+    if not is_last and not any(_is_better_otherwise(node) and is_on_gpu(_value(node)) for node in gm.graph.nodes):
         return gm
     try:
         graph = _Layouts(gm.graph, is_last).graph
@@ -105,6 +107,47 @@ def _is_sparse(value):
     return value.shape[-1] > 1 and value.stride(-1) != 1 and value.numel() >= _LEAST_ROWS
 
 
+def _is_better_otherwise(node):
+    """Returns whether another order in memory of a tensor is faster, for what does not have channels."""
+    return _has_rows(node) and _is_sparse(_value(node)) or _is_turned_for_products(node) or _is_product_read_turned(node)
+
+
+def _is_turn(node):
+    """Returns whether a call is a view with the last two dimensions interchanged."""
+    return is_call(node, aten.transpose.int) and {one % _value(node).dim() for one in node.args[1:]} == {_value(node).dim() - 1, _value(node).dim() - 2}
+
+
+def _keeps_matrices(node):
+    """Returns whether a call is a view of the same matrices, of batches of other dimensions."""
+    return is_call(node, *_VIEWS, aten.expand.default) and _value(node).shape[-2:] == _value(node.args[0]).shape[-2:]
+
+
+def _is_matrices(value):
+    """Returns whether a tensor is a batch of matrices whose order in memory matters."""
+    is_known = all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+    return is_known and value.dim() >= 3 and min(value.shape[-2:]) > 1 and value.numel() >= _LEAST_ROWS
+
+
+def _is_turned_for_products(node):
+    """Returns whether a call copies matrices, by rows, that are there by columns, and only products read the copy."""
+    if not is_call(node, aten.clone.default) or node.kwargs.get("memory_format") is not torch.contiguous_format:
+        return False
+    source = _value(node.args[0])
+    return _is_matrices(source) and source.stride(-2) == 1 != source.stride(-1) and _is_of_products(node)
+
+
+def _is_of_products(node):
+    """Returns whether only products of batches read matrices."""
+    return all(is_call(user, aten.bmm.default) or (_is_turn(user) or _keeps_matrices(user)) and _is_of_products(user) for user in node.users)
+
+
+def _is_product_read_turned(node, is_view=False):
+    """Returns whether the result of a product of batches is read only with its rows and columns interchanged."""
+    if not is_view and not (is_call(node, aten.bmm.default) and _is_matrices(_value(node))):
+        return False
+    return bool(node.users) and all(_is_turn(user) or _keeps_matrices(user) and _is_product_read_turned(user, True) for user in node.users)
+
+
 def _is_pytorchs(node):
     """Returns whether a call stays PyTorch's. What it computes may depend on the order in memory, as in functions of the program, or in those
     whose callers see to it. It does not in those that draw, most of which the table computes in the end, and that read sizes."""
@@ -145,6 +188,11 @@ class _Layouts:
         if is_whole:
             for place in _TENSORS[node.target]:
                 self._channels_last(self._made[node.args[place]])
+        if _is_turned_for_products(node):
+            return self._turned(call(self.graph, node, aten.clone.default, self._turned(self._made[node.args[0]]), memory_format=torch.contiguous_format))
+        if _is_product_read_turned(node):
+            first, second = (self._turned(self._made[one]) for one in node.args)
+            return self._turned(call(self.graph, node, aten.bmm.default, second, first))
         made = self.graph.node_copy(node, self._made.__getitem__)
         made.meta = dict(node.meta)
         if is_whole:
@@ -162,6 +210,10 @@ class _Layouts:
         if _has_rows(node) and _is_sparse(_value(made)):
             return call(self.graph, made, aten.clone.default, made, memory_format=torch.contiguous_format)
         return made
+
+    def _turned(self, node):
+        """Adds a view with the last two dimensions interchanged."""
+        return call(self.graph, node, aten.transpose.int, node, -2, -1)
 
     def _channels_last(self, node):
         """Adds a copy of an image or a weight with its channels last, unless they are."""
