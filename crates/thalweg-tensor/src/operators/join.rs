@@ -10,6 +10,7 @@ use super::Body::{Composite, Differentiable};
 use super::view::{format_of, layout_in};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
+use crate::deferred;
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::loops::{LoopArguments, run_into};
 use crate::operators::call as call_operator;
@@ -105,7 +106,7 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
 }
 
 /// Writes those tensors of a list that have the dtype of the result, and its order of dimensions without gaps, to their places
-/// along a dimension. Returns which ones it has written: none if there is only one such tensor.
+/// along a dimension, unless loops that wait write them. Returns which ones it has written: none if there is only one such tensor.
 fn join_at_once(
     call: &Call<'_>,
     result: &Tensor,
@@ -117,8 +118,13 @@ fn join_at_once(
     let size = result.dtype().size_bytes() as u64;
     let inner: u64 = order[place + 1..].iter().map(|&other| result.shape()[other] as u64).product();
     let is_dense = |tensor: &Tensor| tensor.layout().permute(&order).is_ok_and(|laid| laid.is_contiguous());
-    let fits =
-        |tensor: &Tensor| tensor.dtype() == result.dtype() && tensor.elements() > 0 && is_dense(tensor);
+    // A loop that waits writes its result into the part itself.
+    let waits = |tensor: &Tensor| {
+        tensor.storage().is_pending() && deferred::is_large(tensor.elements() as u64 * size)
+    };
+    let fits = |tensor: &Tensor| {
+        tensor.dtype() == result.dtype() && tensor.elements() > 0 && is_dense(tensor) && !waits(tensor)
+    };
     let mut taken: Vec<bool> = parts.iter().map(|(tensor, _)| fits(tensor)).collect();
     if !is_dense(result) || taken.iter().filter(|&&is_taken| is_taken).count() < 2 {
         taken.fill(false);

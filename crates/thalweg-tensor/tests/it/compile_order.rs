@@ -160,6 +160,28 @@ fn parts_that_are_turned_and_joined_are_one_kernel() {
     assert_eq!((after.loops - before.loops, after.kernels - before.kernels), (10, 1));
 }
 
+#[test]
+fn results_that_are_joined_are_written_into_their_parts() {
+    on_own_device(|| {
+        let (gate, up) = (random(&[64, 96], 22), random(&[64, 96], 23));
+        let joined = || {
+            let first = gate.silu()?.mul(&up)?;
+            let second = gate.mul_scalar(0.5)?;
+            let sum = first.sum(&[], false)?;
+            Ok([Tensor::cat(&[first, second, up.clone()], 1)?, sum])
+        };
+        let expected = joined().unwrap().map(|tensor| bits(&tensor));
+        set_recomputed_bytes(Some(0));
+        let before = counters();
+        let found = compiled(joined);
+        let loops = counters().loops - before.loops;
+        set_recomputed_bytes(None);
+        assert!(found.unwrap().map(|tensor| bits(&tensor)) == expected);
+        // Those of the results, and a copy for each part.
+        assert_eq!(loops, 4 + 3);
+    });
+}
+
 /// Returns the number of loops that remain of a function, which consists of casts.
 fn loops_of(function: impl FnOnce() -> Result<()>) -> u64 {
     let before = counters().loops;
