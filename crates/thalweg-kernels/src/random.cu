@@ -21,7 +21,26 @@ struct arguments {
     u64 dtype;
     u64 distribution;
     u64 vector;
+    // Words below this one keep an element.
+    u64 bound;
 };
+
+// A block of words, by Philox4x32-10, counted as cuRAND does.
+static __device__ __forceinline__ void draw(u32 (&words)[4], const u64 seed, const u64 subsequence, const u64 block) {
+    u32 c0 = u32(block), c1 = u32(block >> 32), c2 = u32(subsequence), c3 = u32(subsequence >> 32);
+    u32 k0 = u32(seed), k1 = u32(seed >> 32);
+    #pragma unroll
+    for (u32 round = 0; round < 10; ++round) {
+        const u64 low = u64(0xd2511f53u) * c0, high = u64(0xcd9e8d57u) * c2;
+        c0 = u32(high >> 32) ^ c1 ^ k0;
+        c1 = u32(high);
+        c2 = u32(low >> 32) ^ c3 ^ k1;
+        c3 = u32(low);
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
+}
 
 // Returns `whole` · (word + ½) / 2³², rounded once.
 static __device__ __forceinline__ f32 part(const u32 word, const f64 whole) {
@@ -43,80 +62,81 @@ static __device__ __forceinline__ void store(const u64 elements, const u64 place
     }
 }
 
-// The elements of a block of words of each of VECTOR neighbouring subsequences.
+// The elements of a block of words of each of VECTOR neighbouring subsequences. A row of the grid draws the same block of all.
 template <u32 VECTOR>
-static __device__ __forceinline__ void runs(const arguments& x, const u64 seed, const u64 offset) {
-    const u64 runs = x.threads / VECTOR;
-    const u64 rounds = divide<u64>(x.elements - 1, x.threads * 4) + 1;
-    for (u64 run = u64(blockIdx.x) * 256 + threadIdx.x; run < rounds * runs; run += u64(gridDim.x) * 256) {
-        const u64 round = divide<u64>(run, runs);
-        const u64 subsequence = (run - round * runs) * VECTOR;
-        const u64 first = round * 4 * x.threads + subsequence;
-        pack<Element, VECTOR> values[4];
-        pack<u8, VECTOR> kept[4];
-        if constexpr (DISTRIBUTION == DROPOUT) {
-            #pragma unroll
-            for (u32 r = 0; r < 4; ++r) {
-                const u64 place = first + r * x.threads;
-                if (place + VECTOR <= x.elements) {
-                    values[r] = *(const pack<Element, VECTOR>*)(x.source + place);
-                } else {
-                    #pragma unroll
-                    for (u32 v = 0; v < VECTOR; ++v) {
-                        if (place + v < x.elements) {
-                            values[r].element[v] = x.source[place + v];
-                        }
+static __device__ __forceinline__ void run(const arguments& x, const u64 seed, const u64 offset, const u64 round, const u64 subsequence) {
+    const u64 first = round * 4 * x.threads + subsequence;
+    pack<Element, VECTOR> values[4];
+    pack<u8, VECTOR> kept[4];
+    if constexpr (DISTRIBUTION == DROPOUT) {
+        #pragma unroll
+        for (u32 r = 0; r < 4; ++r) {
+            const u64 place = first + r * x.threads;
+            if (place + VECTOR <= x.elements) {
+                values[r] = *(const pack<Element, VECTOR>*)(x.source + place);
+            } else {
+                #pragma unroll
+                for (u32 v = 0; v < VECTOR; ++v) {
+                    if (place + v < x.elements) {
+                        values[r].element[v] = x.source[place + v];
                     }
                 }
             }
         }
-        #pragma unroll
-        for (u32 v = 0; v < VECTOR; ++v) {
-            philox_words philox = {};
-            philox.word(seed, subsequence + v, offset + round * 4);
-            const u32 words[4] = {philox.c0, philox.c1, philox.c2, philox.c3};
-            if constexpr (DISTRIBUTION == UNIFORM) {
-                const f32 low = f32(x.first), high = f32(x.second);
-                const Element bound = STORE(high);
-                #pragma unroll
-                for (u32 r = 0; r < 4; ++r) {
-                    // Draws from (low, high]; the upper bound, also one that results from rounding, becomes the lower.
-                    const Element value = STORE(fmaf(part(words[r], 1.0), high - low, low));
-                    values[r].element[v] = LOAD(value) == LOAD(bound) ? STORE(low) : value;
-                }
-            } else if constexpr (DISTRIBUTION == NORMAL) {
-                const f32 mean = f32(x.first), deviation = f32(x.second);
-                #pragma unroll
-                for (u32 r = 0; r < 4; r += 2) {
-                    const f32 radius = sqrtf(-2.0f * logf(part(words[r], 1.0)));
-                    f32 sine, cosine;
-                    sincosf(part(words[r + 1], 6.283185307179586), &sine, &cosine);
-                    values[r].element[v] = STORE(fmaf(radius * sine, deviation, mean));
-                    values[r + 1].element[v] = STORE(fmaf(radius * cosine, deviation, mean));
-                }
-            } else if constexpr (DISTRIBUTION == KEPT) {
-                #pragma unroll
-                for (u32 r = 0; r < 4; ++r) {
-                    values[r].element[v] = part(words[r], 1.0) < f32(x.first);
-                }
-            } else {
-                const f32 probability = f32(x.first);
-                #pragma unroll
-                for (u32 r = 0; r < 4; ++r) {
-                    const bool is_kept = part(words[r], 1.0) < probability;
-                    // In this order and as a product, so that the gradient has the same bits as this operation on the gradient.
-                    values[r].element[v] = STORE(LOAD(values[r].element[v]) * Sum(is_kept) * Sum(x.second));
-                    kept[r].element[v] = is_kept;
-                }
+    }
+    #pragma unroll
+    for (u32 v = 0; v < VECTOR; ++v) {
+        u32 words[4];
+        draw(words, seed, subsequence + v, offset / 4 + round);
+        if constexpr (DISTRIBUTION == UNIFORM) {
+            const f32 low = f32(x.first), high = f32(x.second);
+            const Element bound = STORE(high);
+            #pragma unroll
+            for (u32 r = 0; r < 4; ++r) {
+                // Draws from (low, high]; the upper bound, also one that results from rounding, becomes the lower.
+                const Element value = STORE(fmaf(part(words[r], 1.0), high - low, low));
+                values[r].element[v] = LOAD(value) == LOAD(bound) ? STORE(low) : value;
+            }
+        } else if constexpr (DISTRIBUTION == NORMAL) {
+            const f32 mean = f32(x.first), deviation = f32(x.second);
+            #pragma unroll
+            for (u32 r = 0; r < 4; r += 2) {
+                const f32 radius = sqrtf(-2.0f * logf(part(words[r], 1.0)));
+                f32 sine, cosine;
+                sincosf(part(words[r + 1], 6.283185307179586), &sine, &cosine);
+                values[r].element[v] = STORE(fmaf(radius * sine, deviation, mean));
+                values[r + 1].element[v] = STORE(fmaf(radius * cosine, deviation, mean));
+            }
+        } else if constexpr (DISTRIBUTION == KEPT) {
+            #pragma unroll
+            for (u32 r = 0; r < 4; ++r) {
+                values[r].element[v] = words[r] < u32(x.bound);
+            }
+        } else {
+            #pragma unroll
+            for (u32 r = 0; r < 4; ++r) {
+                const bool is_kept = words[r] < u32(x.bound);
+                // In this order and as a product, so that the gradient has the same bits as this operation on the gradient.
+                values[r].element[v] = STORE(LOAD(values[r].element[v]) * Sum(is_kept) * Sum(x.second));
+                kept[r].element[v] = is_kept;
             }
         }
-        #pragma unroll
-        for (u32 r = 0; r < 4; ++r) {
-            const u64 place = first + r * x.threads;
-            if constexpr (DISTRIBUTION == DROPOUT) {
-                store(x.elements, place, x.mask, kept[r]);
-            }
-            store(x.elements, place, x.result, values[r]);
+    }
+    #pragma unroll
+    for (u32 r = 0; r < 4; ++r) {
+        const u64 place = first + r * x.threads;
+        if constexpr (DISTRIBUTION == DROPOUT) {
+            store(x.elements, place, x.mask, kept[r]);
+        }
+        store(x.elements, place, x.result, values[r]);
+    }
+}
+
+template <u32 VECTOR> static __device__ __forceinline__ void runs(const arguments& x, const u64 seed, const u64 offset) {
+    const u64 subsequence = (u64(blockIdx.x) * 256 + threadIdx.x) * VECTOR;
+    if (subsequence < x.threads) {
+        for (u64 round = blockIdx.y; round * 4 * x.threads < x.elements; round += gridDim.y) {
+            run<VECTOR>(x, seed, offset, round, subsequence);
         }
     }
 }

@@ -80,6 +80,9 @@ choices! { Distribution: Distribution::ALL }
 /// Threads of a block.
 const BLOCK: u64 = 256;
 
+/// The most rows of blocks of a grid.
+const MOST_ROWS: u64 = 65_535;
+
 /// The most subsequences.
 const MOST_THREADS: u64 = 1 << 31;
 
@@ -155,6 +158,19 @@ fn part(word: u32, whole: f64) -> f32 {
     (word as f32).mul_add((whole * UNIT) as f32, (whole * UNIT / 2.0) as f32)
 }
 
+/// Returns the number of words whose parts are less than a probability: they are the first ones, since parts grow with words.
+fn bound(probability: f64) -> u64 {
+    let (mut below, mut from) = (0, u64::from(u32::MAX));
+    while below < from {
+        let middle = below.midpoint(from);
+        match part(middle as u32, 1.0) < probability as f32 {
+            true => below = middle + 1,
+            false => from = middle,
+        }
+    }
+    below
+}
+
 /// Returns two Box-Muller pairs.
 fn normals(words: [u32; 4]) -> [f32; 4] {
     let pair = |first: u32, second: u32| {
@@ -198,13 +214,14 @@ impl NativeKernel for Placed<Draw, Operands> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let Draw { elements, threads, .. } = self.kernel;
-        let runs = self.kernel.rounds().saturating_mul(threads) / self.vector();
-        along_x(runs.div_ceil(BLOCK), BLOCK).filter(|_| elements > 0)
+        let shape = along_x((threads / self.vector()).div_ceil(BLOCK), BLOCK).filter(|_| elements > 0)?;
+        let rounds = self.kernel.rounds().min(MOST_ROWS) as u32;
+        Some(LaunchShape { grid: [shape.grid[0], rounds, 1], ..shape })
     }
 
     fn words(&self) -> Words {
         let mut words = arguments::pack(&self.at, &self.kernel);
-        words.push(self.vector());
+        words.extend([self.vector(), bound(self.kernel.numbers[0])]);
         words
     }
 
@@ -237,7 +254,7 @@ impl Placed<Draw, Operands> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (draw, at, [_]): (Draw, Operands, _) = arguments::unpack("random numbers", launch)?;
+    let (draw, at, [_, _]): (Draw, Operands, _) = arguments::unpack("random numbers", launch)?;
     let [seed, offset, source, result, mask] = at;
     let state = [launch.read::<i64>(seed, 1)?[0], launch.read::<i64>(offset, 1)?[0]];
     if draw.distribution == Distribution::Kept {
