@@ -126,27 +126,7 @@ impl Loop {
 
     /// Returns whether computing the loop again at every point of another one costs little.
     pub fn is_cheap(&self) -> bool {
-        let body = &self.launch.body;
-        let costs = |node: &&Expression| {
-            !matches!(
-                node,
-                Expression::Constant(_)
-                    | Expression::Load { .. }
-                    | Expression::Scalar { .. }
-                    | Expression::Cast(_)
-            )
-        };
-        let is_dear = |node: &Expression| match node {
-            Expression::Unary(op, _) => op.cuda_name().is_some(),
-            Expression::Binary(op, ..) => matches!(op, Binary::Pow | Binary::Atan2 | Binary::Rem),
-            Expression::Random(..) | Expression::Gather { .. } => true,
-            _ => false,
-        };
-        let count = body.nodes.iter().filter(costs).count();
-        match self.points() {
-            1 => count <= CHEAP_FOR_A_POINT,
-            _ => count <= CHEAP && !body.nodes.iter().any(is_dear),
-        }
+        is_cheap(&self.launch)
     }
 
     /// Returns the class for which the planner would compile the loop on a machine, which is one machine for all calls.
@@ -156,6 +136,31 @@ impl Loop {
                 self.launch.plan(self.alignment_bytes, machine.shared_memory_bytes, machine.has_clusters);
             plan.ok().map(|plan| plan.class)
         })
+    }
+}
+
+/// Returns whether computing a loop again at every point of another one costs little.
+pub(crate) fn is_cheap(launch: &LoopLaunch) -> bool {
+    let body = &launch.body;
+    let costs = |node: &&Expression| {
+        !matches!(
+            node,
+            Expression::Constant(_)
+                | Expression::Load { .. }
+                | Expression::Scalar { .. }
+                | Expression::Cast(_)
+        )
+    };
+    let is_dear = |node: &Expression| match node {
+        Expression::Unary(op, _) => op.cuda_name().is_some(),
+        Expression::Binary(op, ..) => matches!(op, Binary::Pow | Binary::Atan2 | Binary::Rem),
+        Expression::Random(..) | Expression::Gather { .. } => true,
+        _ => false,
+    };
+    let count = body.nodes.iter().filter(costs).count();
+    match launch.rows.iter().chain(&launch.inner).all(|&extent| extent == 1) {
+        true => count <= CHEAP_FOR_A_POINT,
+        false => count <= CHEAP && !body.nodes.iter().any(is_dear),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::loops::Loop;
 use crate::machine::Machine;
 use crate::parts::divided;
 use crate::segment::{Lifetime, Operand, Segment, Touched};
-use crate::spread::{Variant, spread};
+use crate::spread::{Reach, Variant, spread};
 use crate::twins::join_twins;
 
 /// A launch of a program.
@@ -69,7 +69,8 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
             let (loops, apart) = grouped(&found.segment, std::mem::take(&mut found.live), |_| false, machine);
             Variant { changed: found, loops, apart }
         }),
-        spread(segment, &live, machine),
+        spread(segment, &live, Reach::Widened, machine),
+        spread(segment, &live, Reach::Cheap, machine),
     ];
     let (mut loops, mut apart) = grouped(segment, live, |_| false, machine);
     let parts;

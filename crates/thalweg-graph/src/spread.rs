@@ -1,7 +1,9 @@
 //! Loops that are computed again in each loop that reads their result, where that moves fewer bytes than storing it.
 //!
 //! A value that is widened for several readers, as numbers of 16 bits are for a norm and for what is multiplied with it, is stored with
-//! twice the bytes that it is made of. Where each reader widens it itself, nothing is stored.
+//! twice the bytes that it is made of. Where each reader widens it itself, nothing is stored. The same holds for other values that cost
+//! little, such as a sum of gradients that sums of rows and of columns read: one reader more reads what they are made of, but none of
+//! them is written ([`Reach`]).
 //!
 //! # Invariants
 //! - What a copy reads is unchanged until its reader runs, so the copy computes the same elements.
@@ -10,7 +12,7 @@
 use smallvec::SmallVec;
 
 use crate::grouping::{Apart, grouped};
-use crate::loops::Loop;
+use crate::loops::{Loop, is_cheap};
 use crate::machine::Machine;
 use crate::parts::{Changed, is_divisible};
 use crate::segment::{Lifetime, Memory, Node, Operand, Segment, Touched};
@@ -18,6 +20,15 @@ use crate::segment::{Lifetime, Memory, Node, Operand, Segment, Touched};
 /// The most loops that read a result, and the most nodes that copies add to a segment.
 const MOST_READERS: usize = 6;
 const MOST_ADDED: usize = 64;
+
+/// Which loops are copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    /// Those that read less than they write.
+    Widened,
+    /// Those that read less than twice what they write, and compute little.
+    Cheap,
+}
 
 /// A node of the segment, or a copy of one.
 struct Piece {
@@ -55,16 +66,18 @@ pub(crate) struct Variant {
 }
 
 /// Returns the segment with copies that all become part of their readers; `None` if there are none.
-pub(crate) fn spread(segment: &Segment, live: &[u32], machine: &Machine) -> Option<Variant> {
+pub(crate) fn spread(segment: &Segment, live: &[u32], reach: Reach, machine: &Machine) -> Option<Variant> {
     let first = segment.memories.len() as u32;
     let mut left: Vec<u32> = Vec::new();
     for _ in 0..MOST_TRIALS {
-        let (changed, origins) = copied(segment, live, &left)?;
-        // Copies wait for their readers, rather than join others that read the same.
-        let is_copy = |number: u32| {
-            changed.segment.nodes[number as usize].outputs.iter().any(|output| output.memory >= first)
+        let (changed, origins) = copied(segment, live, reach, &left)?;
+        // Copies wait for their readers, rather than join others that read the same. So does what only others read.
+        let waits = |number: u32| {
+            let node = &changed.segment.nodes[number as usize];
+            let is_copy = node.outputs.iter().any(|output| output.memory >= first);
+            is_copy || reach == Reach::Cheap && is_between(node, &changed.segment)
         };
-        let (loops, apart) = grouped(&changed.segment, changed.live.clone(), is_copy, machine);
+        let (loops, apart) = grouped(&changed.segment, changed.live.clone(), waits, machine);
         let touched = loops.iter().flat_map(|of| &of.touched);
         // A copy that does not become part of its reader stores what it was to save.
         let stored = touched.filter_map(|touched| touched.memory.checked_sub(first));
@@ -77,9 +90,15 @@ pub(crate) fn spread(segment: &Segment, live: &[u32], machine: &Machine) -> Opti
     None
 }
 
+/// Returns whether a loop of points computes only what other loops read.
+fn is_between(node: &Node, segment: &Segment) -> bool {
+    let is_own = |output: &Operand| segment.memories[output.memory as usize].lifetime == Lifetime::Temporary;
+    is_divisible(&node.launch) && node.outputs.iter().all(is_own)
+}
+
 /// Returns the segment with a copy of each such loop, but for some, before each of its readers, and the node of which each copy is one.
 /// The results of copies are memories after those of the segment. Returns `None` if there are no copies.
-fn copied(segment: &Segment, live: &[u32], left: &[u32]) -> Option<(Changed, Vec<u32>)> {
+fn copied(segment: &Segment, live: &[u32], reach: Reach, left: &[u32]) -> Option<(Changed, Vec<u32>)> {
     let mut copies = Vec::new();
     let mut pieces: Vec<Piece> =
         live.iter().map(|&number| Piece::new(number, segment.nodes[number as usize].clone())).collect();
@@ -87,9 +106,8 @@ fn copied(segment: &Segment, live: &[u32], left: &[u32]) -> Option<(Changed, Vec
     // The last ones first, so that what their copies read is copied in turn.
     for place in (0..pieces.len()).rev() {
         let origin = pieces[place].origin;
-        let Some(readers) = readers(&pieces, &memories, place).filter(|_| !left.contains(&origin)) else {
-            continue;
-        };
+        let found = readers(&pieces, &memories, place, reach);
+        let Some(readers) = found.filter(|_| !left.contains(&origin)) else { continue };
         if pieces.len() + readers.len() > live.len() + MOST_ADDED {
             break;
         }
@@ -115,15 +133,18 @@ fn copied(segment: &Segment, live: &[u32], left: &[u32]) -> Option<(Changed, Vec
     Some((Changed::of(memories, pieces), copies))
 }
 
-/// Returns the places of the loops that read the result of the loop at a place, if copies of it may be computed there instead, and read
-/// less than it writes.
-fn readers(pieces: &[Piece], memories: &[Memory], place: usize) -> Option<Vec<usize>> {
+/// Returns the places of the loops that read the result of the loop at a place, if copies of it may be computed there instead.
+fn readers(pieces: &[Piece], memories: &[Memory], place: usize, reach: Reach) -> Option<Vec<usize>> {
     let piece = &pieces[place];
     let [output] = piece.node.outputs.as_slice() else { return None };
     let bytes = |ranges: &[Touched]| ranges.iter().map(|range| range.bytes).sum::<u64>();
     let is_own = memories[output.memory as usize].lifetime == Lifetime::Temporary;
-    let is_widened = bytes(piece.reads()) < bytes(piece.writes());
-    if !is_own || !is_widened || !is_divisible(&piece.node.launch) {
+    let (read, written) = (bytes(piece.reads()), bytes(piece.writes()));
+    let is_in_reach = match reach {
+        Reach::Widened => read < written,
+        Reach::Cheap => read < 2 * written && is_cheap(&piece.node.launch),
+    };
+    if !is_own || !is_in_reach || !is_divisible(&piece.node.launch) {
         return None;
     }
     let writes = |other: &Piece, memory: u32| other.writes().iter().any(|write| write.memory == memory);
