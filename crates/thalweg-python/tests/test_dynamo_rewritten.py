@@ -185,6 +185,58 @@ def test_no_matrix_is_turned_for_products_of_batches(torch, dynamo):
 
 
 @with_pytorch
+def test_images_are_resized_by_one_operator_and_so_are_gradients(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    functional = torch.nn.functional
+    kinds = [("nearest", axes) for axes in (1, 2, 3)] + [("nearest-exact", 2), ("linear", 1), ("bilinear", 2), ("trilinear", 3), ("bicubic", 2)]
+    sizes = {"size": (9, 6, 4)}, {"scale_factor": 2.0}, {"scale_factor": 0.7}, {"scale_factor": 1.5, "recompute_scale_factor": True}
+    for mode, axes in kinds:
+        for options in sizes:
+            for corners in (None,) if "nearest" in mode else (False, True):
+                given = {name: one[:axes] if name == "size" else one for name, one in options.items()}
+                torch._dynamo.reset()
+
+                def function(x, mode=mode, corners=corners, given=given):
+                    return functional.interpolate(x, mode=mode, align_corners=corners, **given).sin()
+
+                x = torch.randn(2, 3, *(6, 7, 5)[:axes], requires_grad=True)
+                nodes, found = of_graph(lambda: trained(torch, torch.compile(function, backend=as_gpu.backend), [], [x]))
+                names = [node.target._schema.name for node in nodes if isinstance(node.target, torch._ops.OpOverload)]
+                assert sum("upsample" in name for name in names) == 2 and not any("index" in name for name in names), (mode, names)
+                for one, two in zip(found, trained(torch, function, [], [x]), strict=True):
+                    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4, msg=lambda text: f"{mode} {given} {corners}: {text}")
+                assert not any(graph.passed_on for graph in dynamo.compiled()[-2:]), dynamo.compiled()[-2:]
+
+    # Between convolutions, whose channels are last; of sizes that vary, for all of which there is one trace; and of integers.
+    weights = [torch.randn(4, 4, 3, 3, requires_grad=True) for _ in range(2)]
+
+    def network(x):
+        x = functional.conv2d(x, weights[0], padding=1)
+        return functional.conv2d(functional.interpolate(x, scale_factor=2, mode="bilinear") + functional.interpolate(x, size=(16, 18)), weights[1])
+
+    x = torch.randn(2, 4, 8, 9, requires_grad=True)
+    found = []
+    for called in (torch.compile(network, backend=as_gpu.backend), network):
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append([one.float() for one in trained(torch, called, weights, [x])])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=0.05, atol=0.05 * float(two.abs().max()))
+    torch._dynamo.reset()
+    before = len(dynamo.compiled())
+    double = torch.compile(lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"), backend=as_gpu.backend, dynamic=True)
+    for length in (6, 8, 11):
+        x = torch.randn(2, 3, length, 7, requires_grad=True)
+        for one, two in zip(trained(torch, double, [], [x]), trained(torch, lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"), [], [x])):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+    assert len(dynamo.compiled()) == before + 2
+    whole = torch.arange(24, dtype=torch.uint8).reshape(1, 2, 3, 4)
+    torch.testing.assert_close(double(whole), functional.interpolate(whole, scale_factor=2, mode="bilinear"), rtol=0, atol=1)
+
+
+@with_pytorch
 def test_functions_that_stay_pytorchs_get_the_order_in_memory_that_they_had(torch, dynamo):
     import as_gpu
 

@@ -93,7 +93,7 @@ def backend(gm, inputs):
     rewrite = functools.partial(_entry.rewritten, is_on_gpu=lambda tensor: True)
     # Attention is traced here, before its values move to a GPU.
     with mock.patch.object(_attention, "is_on_gpu", lambda tensor: True):
-        return _entry.adapter().aot(*compilers, decompositions, rewrite)(gm, inputs)
+        return _entry.divided(compilers, decompositions, rewrite)(gm, inputs)
 
 
 def traced(function, inputs):

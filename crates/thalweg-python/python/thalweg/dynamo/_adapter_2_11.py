@@ -6,9 +6,11 @@ import dataclasses
 import torch
 import torch._functorch.partitioners
 import torch._inductor.config
+from torch._C import DispatchKey
 from torch._C._dynamo.guards import TensorGuards
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._decomp.decompositions import upsample_compute_output_size as resized
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache as NotStored
@@ -21,7 +23,8 @@ from ._old_values import old_values_saved
 
 __all__ = [
     "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "empty_strided", "given_away", "is_alone",
-    "is_left_out", "keeps_draws", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "same_forms", "settings",
+    "is_left_out", "keeps_draws", "kernel_of", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "resized", "running_backward", "same_forms",
+    "settings", "with_kernels",
 ]  # fmt: skip
 
 # What the bisector of compilers leaves out, one after the other: calls of the table.
@@ -112,6 +115,32 @@ def aot(forward, backward, inference, decompositions, rewrite):
         decompositions=decompositions,
         keep_inference_input_mutations=True,
     )
+
+
+def kernel_of(operator):
+    """Returns PyTorch's own kernel of an operator that records its gradient."""
+    return lambda *args, **kwargs: operator._op_dk(DispatchKey.Autograd, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def with_kernels(operators, replaced):
+    """Returns a region in which other functions take the place of the Python functions by which PyTorch replaces operators while it traces:
+    `replaced(operator, is_recorded, former)`, or none for `None`. A function that is recorded is called where gradients are."""
+    former = {operator: dict(operator.py_kernels) for operator in operators}
+    for operator, kernels in former.items():
+        for key in kernels.keys() & {DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd}:
+            if function := replaced(operator, key is DispatchKey.Autograd, kernels[key]):
+                operator.py_kernels[key] = function
+            else:
+                del operator.py_kernels[key]
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, kernels in former.items():
+            operator.py_kernels.clear()
+            operator.py_kernels.update(kernels)
+            operator._dispatch_cache.clear()
 
 
 def cached(kind, compiler):

@@ -7,7 +7,8 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import _attention, _draws, _losses, _pools
+from . import _attention, _draws, _losses, _pools, _resampled
+from ._nodes import PassedOn, known
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -15,10 +16,6 @@ aten, prims = torch.ops.aten, torch.ops.prims
 IGNORED = {"device", "layout", "pin_memory", "generator", "non_blocking"}
 
 _TABLE = frozenset(_core._operator_names())
-
-
-class PassedOn(Exception):
-    """The exception for a call that stays PyTorch's, with the reason."""
 
 
 def name_of(operator):
@@ -74,45 +71,14 @@ def _first_clone(named):
     return "clone", {"self": named["self"]}
 
 
-def _resampled(name, *scales):
-    """Returns the rule of an operator that resizes images: its size, or its scales."""
-
-    def rule(named):
-        factors = [named.get(scale) for scale in scales]
-        rest = {"input": named["self"], "output_size": named["output_size"], "scale_factors": None}
-        if all(factor is not None for factor in factors):
-            rest |= {"output_size": None, "scale_factors": factors}
-        return f"{name}.vec", rest | ({"align_corners": named["align_corners"]} if "align_corners" in named else {})
-
-    return rule
-
-
-def _known(sizes):
-    """Returns sizes, which must be numbers."""
-    if not all(isinstance(size, int) for size in sizes):
-        raise PassedOn("its sizes are not known")
-    return list(sizes)
-
-
-def _resampled_backward(by, *scales):
-    """Returns the rule of the gradient of an operator that resizes images by taking points, by the number of its rule in the table."""
-
-    def rule(named):
-        size, old = (_known(named[name])[-len(scales) :] for name in ("output_size", "input_size"))
-        factors = [1 / named[scale] if named.get(scale) else one / other for scale, one, other in zip(scales, old, size)]
-        return "thalweg::resample_backward", {"self": named["grad_output"], "by": by, "size": old, "scale": factors, "before": [0] * len(old)}
-
-    return rule
-
-
 def _padded_backward(by, axes):
     """Returns the rule of the gradient of an operator that pads images by their own elements."""
 
     def rule(named):
-        shape = _known(named["self"].meta["val"].shape)
+        shape = known(named["self"].meta["val"].shape)
         if len(shape) != axes + 2:
             raise PassedOn("its images are not a batch")
-        before = _known(named["padding"])[0::2][::-1]
+        before = known(named["padding"])[0::2][::-1]
         return "thalweg::resample_backward", {"self": named["grad_output"], "by": by, "size": shape[2:], "scale": [1.0] * axes, "before": before}
 
     return rule
@@ -148,17 +114,8 @@ REWRITTEN = {
     **_losses.RULES,
     **_draws.RULES,
     **_pools.RULES,
+    **_resampled.RULES,
 }
-for _name, _scales in (
-    ("linear1d", ["scales"]), ("bilinear2d", ["scales_h", "scales_w"]), ("bicubic2d", ["scales_h", "scales_w"]),
-    ("trilinear3d", ["scales_d", "scales_h", "scales_w"]), ("nearest1d", ["scales"]), ("nearest2d", ["scales_h", "scales_w"]),
-    ("nearest3d", ["scales_d", "scales_h", "scales_w"]),
-):  # fmt: skip
-    REWRITTEN[getattr(aten, f"upsample_{_name}").default] = _resampled(f"upsample_{_name}", *_scales)
-    if "nearest" in _name:
-        REWRITTEN[getattr(aten, f"upsample_{_name}_backward").default] = _resampled_backward(0, *_scales)
-        _name = _name.replace("nearest", "nearest_exact")
-        REWRITTEN[getattr(aten, f"_upsample_{_name}_backward").default] = _resampled_backward(1, *_scales)
 for _axes in (1, 2, 3):
     REWRITTEN[getattr(aten, f"replication_pad{_axes}d_backward").default] = _padded_backward(3, _axes)
 _ONE = "abs acos acosh asin asinh atan atanh ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log log10 log1p log2 neg "

@@ -7,7 +7,7 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _pools as pools, _report as report, _writes as writes
+from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _pools as pools, _report as report, _resampled as resampled, _writes as writes
 from ._capture import Captures
 from ._graph import Importer, takes
 from ._inlined import inlined, without_tokens
@@ -39,11 +39,23 @@ def compile_graph(gm, example_inputs, *, mode=None, options=None):
     captures = Captures(names) if is_captured else None
     compilers = [functools.partial(compile_flat, kind=kind, captures=captures) for kind in ("forward", "backward", "inference")]
     if is_captured:
-        return names.aot(*compilers, decompositions, rewritten)(gm, example_inputs)
+        return divided(compilers, decompositions, rewritten)(gm, example_inputs)
     from ._code import Code, tag
 
     with names.caching(tag()):
-        return names.aot(*(names.cached(Code, compiler) for compiler in compilers), decompositions, rewritten)(gm, example_inputs)
+        return divided([names.cached(Code, compiler) for compiler in compilers], decompositions, rewritten)(gm, example_inputs)
+
+
+def divided(compilers, decompositions, rewrite):
+    """Returns a backend that traces a graph with decompositions, divides it into a forward and a backward pass, and compiles these by functions,
+    of which the third is for inference. `rewrite` changes the graph before it is divided."""
+    backend = adapter().aot(*compilers, decompositions, rewrite)
+
+    def compiled(gm, example_inputs):
+        with resampled.whole():
+            return backend(gm, example_inputs)
+
+    return compiled
 
 
 @functools.cache

@@ -5,6 +5,17 @@ import operator
 import torch
 
 
+class PassedOn(Exception):
+    """The exception for a call that stays PyTorch's, with the reason."""
+
+
+def known(sizes):
+    """Returns sizes, which must be numbers."""
+    if not all(isinstance(size, int) for size in sizes):
+        raise PassedOn("its sizes are not known")
+    return list(sizes)
+
+
 def is_on_gpu(tensor):
     """Returns whether a tensor is on a GPU."""
     return tensor.device.type == "cuda"
