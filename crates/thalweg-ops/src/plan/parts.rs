@@ -36,8 +36,10 @@ const PART_OF_COLUMNS: u64 = 1024;
 /// The number of columns of all parts together that fill a GPU: a block handles 128.
 const COLUMNS_OF_PARTS: u64 = 1 << 17;
 
-/// The fewest elements of a matrix for which another launch pays, and the fewest points of a few columns.
+/// The fewest elements of a matrix for which another launch pays, or the fewest bytes of what is read of it, and the fewest points of a few
+/// columns.
 const LARGE_MATRIX: u64 = 1 << 22;
+const LARGE_BYTES: u64 = 1 << 24;
 const TALL: u64 = 1 << 13;
 
 /// The most parts of a few columns, whose results one block combines.
@@ -99,7 +101,14 @@ fn part_of(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<u64> {
     });
     let mut rows_and_strides = iteration.rows.iter().zip(walking.into_iter().flatten());
     let side_by_side = rows_and_strides.any(|(&extent, &stride)| extent > 1 && stride == 1);
-    let is_large = rows.saturating_mul(points) >= LARGE_MATRIX;
+    let is_walked = |operand: &Placement| match operand {
+        Placement::Strided { rows, inner } => rows.iter().chain(inner).all(|&stride| stride > 0),
+        Placement::Gathered(_) => false,
+    };
+    let walked = body.inputs.iter().zip(inputs).filter(|(_, operand)| is_walked(operand));
+    let bytes: u64 = walked.map(|(input, _)| input.dtype.size_bytes() as u64).sum();
+    let elements = rows.saturating_mul(points);
+    let is_large = elements >= LARGE_MATRIX || elements.saturating_mul(bytes) >= LARGE_BYTES;
     if side_by_side && !is_large && rows < MANY_ROWS && points >= TALL && stages.is_one_pass() {
         Some(part_of_columns(rows, points).max(points / PARTS_OF_TALL))
     } else if side_by_side && rows >= FEWEST_COLUMNS && is_large {
