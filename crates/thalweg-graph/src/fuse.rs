@@ -78,7 +78,7 @@ const MOST_INPUTS: usize = 14;
 const MOST_OUTPUTS: usize = 8;
 const MOST_NODES: usize = 192;
 
-/// How many times as many bytes a fused loop may access far apart as a loop that already does so.
+/// The factor by which a fused loop may access more bytes far apart than a loop that already does so.
 const MOST_APART: usize = 2;
 
 /// Fuses two loops of which the second one comes later. `is_kept` says whether anything else reads an output of the first.

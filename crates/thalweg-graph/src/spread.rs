@@ -21,7 +21,7 @@ use crate::segment::{Lifetime, Memory, Node, Operand, Segment, Touched};
 const MOST_READERS: usize = 6;
 const MOST_ADDED: usize = 64;
 
-/// Which loops are copied.
+/// The loops that are copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
     /// Those that read less than they write.
