@@ -373,6 +373,33 @@ fn numbers_that_several_loops_read_wider_are_not_stored_wide() {
 }
 
 #[test]
+fn what_sums_of_rows_and_of_columns_read_is_computed_for_each() {
+    // The gradient of a norm of rows: of its weight, and of its input.
+    let mut builder = Builder::default();
+    let (x, gradient) = (builder.input(&[512, 1024]), builder.input(&[512, 1024]));
+    let narrow = builder.copied(&gradient, gradient.layout.clone(), DType::Bf16);
+    builder.keep(&narrow);
+    let (weight, inverse) = (builder.input(&[1024]), builder.input(&[512, 1]));
+    let along = builder.call(&mul, &[&gradient, &inverse]);
+    let of_weight = builder.call(&mul, &[&along, &x]);
+    let of_weight = builder.reduce(&SUM, &[&of_weight], &[0]);
+    builder.keep(&of_weight);
+    let scaled = builder.call(&mul, &[&along, &weight]);
+    let total = builder.call(&mul, &[&scaled, &x]);
+    let total = builder.reduce(&SUM, &[&total], &[1]);
+    let total = total.seen(Layout::contiguous(&[512, 1]));
+    let centre = builder.call(&mul, &[&x, &total]);
+    let of_input = builder.call(&add, &[&scaled, &centre]);
+    builder.keep(&of_input);
+    let program = builder.plan();
+    // The sums of rows, and then those of columns with the gradient of the input.
+    assert_eq!(program.steps.len(), 2, "{:?}", members(&program));
+    assert_eq!(program.placed.len(), 1, "the sums of rows: {:?}", program.apart);
+    let computed = |node: u32| program.steps.iter().filter(|step| step.members.contains(&node)).count();
+    assert_eq!(computed(1), 2, "the product with the inverse is computed for both sums");
+}
+
+#[test]
 fn what_is_written_meanwhile_is_not_read_later() {
     let mut builder = Builder::default();
     let x = builder.memory(Layout::contiguous(&[512, 256]), DType::Bf16, Lifetime::Existing);
