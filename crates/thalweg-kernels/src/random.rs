@@ -306,3 +306,20 @@ fn run<T: Element>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{bound, part};
+
+    #[test]
+    fn words_below_the_bound_are_those_whose_part_is_less_than_the_probability() {
+        assert_eq!(bound(0.0), 0);
+        for step in 0..=1000 {
+            let probability = f64::from(step) / 1000.0;
+            let bound = bound(probability);
+            let is_less = |word: u64| part(word as u32, 1.0) < probability as f32;
+            assert!(bound == 0 || is_less(bound - 1), "{probability}");
+            assert!(!is_less(bound), "{probability}");
+        }
+    }
+}
