@@ -151,14 +151,12 @@ impl Options {
         self.backends & backend.bit() != 0
     }
 
-    /// Returns the generator's state of a call whose dropout drops something.
+    /// Returns the generator's state of a call with dropout.
     pub(super) fn state(self, state: Option<&Tensor>) -> Result<Option<&Tensor>> {
         let is_state = |state: &&Tensor| state.dtype() == DType::I64 && state.elements() == 2;
         match (self.dropout, state.filter(is_state)) {
             (0.0, _) => Ok(None),
-            (0.0..=1.0, Some(state)) if state.is_contiguous() => {
-                Ok(Some(state).filter(|_| Dropout::of(self.dropout).is_some()))
-            }
+            (0.0..=1.0, Some(state)) if state.is_contiguous() => Ok(Some(state)),
             (p, _) => {
                 Err(invalid!("attention: dropout with a probability of {p} draws from a state of two int64"))
             }

@@ -90,11 +90,6 @@ def _scale(query, scale):
     return query.shape[-1] ** -0.5 if scale is None else scale
 
 
-def _share(dropout):
-    """Returns the probability of dropout that remains when it is rounded as the kernels round it: to a multiple of 2**-16."""
-    return dropout if round((1 - dropout) * 65536) < 65536 else 0.0
-
-
 def _of_none(query):
     """Returns the value that replaces a random state if nothing was drawn."""
     return query.new_empty((), dtype=torch.int64)
@@ -102,7 +97,6 @@ def _of_none(query):
 
 def _computed(query, key, value, mask, dropout, is_causal, scale):
     """Returns attention, its logarithms, and the state that its dropout was drawn from."""
-    dropout = _share(dropout)
     state = _draws.state(query) if dropout else None
     out, logarithm = ours.attention(query, key, value, mask, state, is_causal, _scale(query, scale), dropout)
     return out, logarithm, _of_none(query) if state is None else state
@@ -129,7 +123,6 @@ def _cudnn(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_c
 
 
 def _gradients(grad_out, query, key, value, mask, state, out, logarithm, dropout, is_causal, scale):
-    dropout = _share(dropout)
     state = state if dropout else None
     return ours.attention_backward(grad_out, query, key, value, mask, state, out, logarithm, is_causal, _scale(query, scale), dropout)
 
@@ -150,8 +143,8 @@ def _efficient_backward(
     gradients = _gradients(grad_out, query, key, value, attn_bias, philox_seed, out, logsumexp, dropout_p, is_causal, scale)
     of_mask = None
     if attn_bias is not None and grad_input_mask[3]:
-        numbers = is_causal, _scale(query, scale), _share(dropout_p)
-        state = philox_seed if _share(dropout_p) else None
+        numbers = is_causal, _scale(query, scale), dropout_p
+        state = philox_seed if dropout_p else None
         of_mask = ours.attention_backward_mask(grad_out, query, key, value, attn_bias, state, out, logsumexp, *numbers)
     return *gradients, of_mask
 
