@@ -25,23 +25,6 @@ struct arguments {
     u64 bound;
 };
 
-// A block of words, by Philox4x32-10, counted as cuRAND does.
-static __device__ __forceinline__ void draw(u32 (&words)[4], const u64 seed, const u64 subsequence, const u64 block) {
-    u32 c0 = u32(block), c1 = u32(block >> 32), c2 = u32(subsequence), c3 = u32(subsequence >> 32);
-    u32 k0 = u32(seed), k1 = u32(seed >> 32);
-    #pragma unroll
-    for (u32 round = 0; round < 10; ++round) {
-        const u64 low = u64(0xd2511f53u) * c0, high = u64(0xcd9e8d57u) * c2;
-        c0 = u32(high >> 32) ^ c1 ^ k0;
-        c1 = u32(high);
-        c2 = u32(low >> 32) ^ c3 ^ k1;
-        c3 = u32(low);
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
-}
-
 // Returns `whole` · (word + ½) / 2³², rounded once.
 static __device__ __forceinline__ f32 part(const u32 word, const f64 whole) {
     return fmaf(f32(word), f32(whole * 0x1p-32), f32(whole * 0x1p-33));
@@ -87,7 +70,7 @@ static __device__ __forceinline__ void run(const arguments& x, const u64 seed, c
     #pragma unroll
     for (u32 v = 0; v < VECTOR; ++v) {
         u32 words[4];
-        draw(words, seed, subsequence + v, offset / 4 + round);
+        philox_block<10>(words, seed, subsequence + v, offset / 4 + round);
         if constexpr (DISTRIBUTION == UNIFORM) {
             const f32 low = f32(x.first), high = f32(x.second);
             const Element bound = STORE(high);

@@ -221,7 +221,9 @@ impl NativeKernel for Placed<Draw, Operands> {
 
     fn words(&self) -> Words {
         let mut words = arguments::pack(&self.at, &self.kernel);
-        words.extend([self.vector(), bound(self.kernel.numbers[0])]);
+        let Draw { distribution, numbers, .. } = self.kernel;
+        let keeps = matches!(distribution, Distribution::Dropout | Distribution::Kept);
+        words.extend([self.vector(), if keeps { bound(numbers[0]) } else { 0 }]);
         words
     }
 

@@ -179,33 +179,37 @@ static __device__ __forceinline__ f32 near_reciprocal(const f32 x) {
     asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+//: philox_block
+// The block of words with a number of a subsequence under a seed, by Philox4x32, counted as cuRAND does.
+template <u32 ROUNDS>
+static __device__ __forceinline__ void philox_block(u32 (&c)[4], const u64 seed, const u64 subsequence, const u64 block) {
+    c[0] = u32(block), c[1] = u32(block >> 32), c[2] = u32(subsequence), c[3] = u32(subsequence >> 32);
+    u32 k0 = u32(seed), k1 = u32(seed >> 32);
+    #pragma unroll
+    for (u32 round = 0; round < ROUNDS; ++round) {
+        const u64 low = u64(0xd2511f53u) * c[0], high = u64(0xcd9e8d57u) * c[2];
+        c[0] = u32(high >> 32) ^ c[1] ^ k0;
+        c[1] = u32(high);
+        c[2] = u32(low >> 32) ^ c[3] ^ k1;
+        c[3] = u32(low);
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+}
 //: philox_words
-// The block of words that a thread drew from last, by Philox4x32-10, counted as cuRAND does: its next draws of the
-// subsequence are mostly in it.
+// The block of words that a thread drew from last, by ten rounds: its next draws of the subsequence are mostly in it.
 struct philox_words {
     u64 seed, subsequence, block;
-    u32 c0, c1, c2, c3;
+    u32 words[4];
     bool is_drawn;
 
     __device__ __forceinline__ u32 word(const u64 from, const u64 of, const u64 position) {
         if (!is_drawn || block != position / 4 || subsequence != of || seed != from) {
             seed = from, subsequence = of, block = position / 4, is_drawn = true;
-            c0 = u32(block), c1 = u32(block >> 32), c2 = u32(of), c3 = u32(of >> 32);
-            u32 k0 = u32(from), k1 = u32(from >> 32);
-            #pragma unroll
-            for (u32 round = 0; round < 10; ++round) {
-                const u32 low = 0xd2511f53u * c0, low_carry = __umulhi(0xd2511f53u, c0);
-                const u32 high = 0xcd9e8d57u * c2, high_carry = __umulhi(0xcd9e8d57u, c2);
-                c0 = high_carry ^ c1 ^ k0;
-                c1 = high;
-                c2 = low_carry ^ c3 ^ k1;
-                c3 = low;
-                k0 += 0x9e3779b9u;
-                k1 += 0xbb67ae85u;
-            }
+            philox_block<10>(words, from, of, block);
         }
         const u32 place = u32(position) & 3;
-        return place == 0 ? c0 : place == 1 ? c1 : place == 2 ? c2 : c3;
+        return place == 0 ? words[0] : place == 1 ? words[1] : place == 2 ? words[2] : words[3];
     }
 };
 //: pack
