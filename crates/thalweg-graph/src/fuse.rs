@@ -8,8 +8,8 @@
 //! - every element that the second loop reads from the first is the one that the first writes at the same point, and a loop that
 //!   writes over what the other reads does so at the same point;
 //! - each sum keeps the order of its lanes (a kernel's [`Class`] decides it), and exponentials their accuracy;
-//! - the kernel keeps its form: vectors are not narrower than those of both, rows that stayed in registers still do, and the number of
-//!   operands and expressions is bounded.
+//! - the kernel keeps its form: vectors are not narrower than those of both, unless one is a copy in another order, rows that stayed in
+//!   registers still do, and the number of operands and expressions is bounded.
 
 use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
@@ -27,7 +27,7 @@ use thalweg_ops::Placement;
 use thalweg_ops::lower::{LoopLaunch, Step};
 
 use crate::embedding::{Embedding, Numbers};
-use crate::loops::{Loop, canonical, strides};
+use crate::loops::{Loop, canonical, is_cheap, strides};
 use crate::machine::Machine;
 use crate::segment::{Memory, Operand, Touched, dtypes};
 
@@ -283,7 +283,7 @@ impl Pair<'_> {
         self.check_writes(first, second, &mut kept)?;
         if self.level() == Level::Repeated {
             let reads_it = read.sources.iter().any(|source| matches!(source, Source::Output(_)));
-            if self.host_is_first || kept.contains(&true) || !reads_it || !self.first.is_cheap() {
+            if self.host_is_first || kept.contains(&true) || !reads_it || !is_cheap(&self.first.launch) {
                 return Err(Refusal::Repeated);
             }
         }

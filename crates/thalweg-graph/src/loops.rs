@@ -124,11 +124,6 @@ impl Loop {
         self.inputs.len() + self.outputs.len()
     }
 
-    /// Returns whether computing the loop again at every point of another one costs little.
-    pub fn is_cheap(&self) -> bool {
-        is_cheap(&self.launch)
-    }
-
     /// Returns the class for which the planner would compile the loop on a machine, which is one machine for all calls.
     pub fn class(&self, machine: &Machine) -> Option<Class> {
         *self.class.get_or_init(|| {

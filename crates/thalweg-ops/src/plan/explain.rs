@@ -60,7 +60,9 @@ fn form(body: &Body, class: &Class, geometry: &Geometry) -> String {
         );
     }
     if *rows_abreast > 1 {
-        let lines = if *vector > 1 { "whole lines of" } else { "sectors of, since there are few" };
+        // A line is eight of the widest vectors.
+        let has_lines = *vector > 1 && *rows_abreast >= 8 * u16::from(*vector);
+        let lines = if has_lines { "whole lines of" } else { "sectors of, since there are few" };
         return format!(
             "{lines} columns: {rows_abreast} abreast, vectors of {vector}, {lanes} lanes, a cascade of {cascade}"
         );

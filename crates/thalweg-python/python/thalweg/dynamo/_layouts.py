@@ -100,11 +100,14 @@ def _has_rows(node):
     return node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor) and any(is_call(user, *_ROWS) and is_read(user) for user in node.users)
 
 
+def _is_known(value):
+    """Returns whether sizes and strides of a tensor are numbers."""
+    return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+
+
 def _is_sparse(value):
     """Returns whether the elements of a tensor's rows are apart in memory, so that reading a copy is faster."""
-    if value.dim() == 0 or not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
-        return False
-    return value.shape[-1] > 1 and value.stride(-1) != 1 and value.numel() >= _LEAST_ROWS
+    return value.dim() > 0 and _is_known(value) and value.shape[-1] > 1 and value.stride(-1) != 1 and value.numel() >= _LEAST_ROWS
 
 
 def _is_better_otherwise(node):
@@ -124,8 +127,7 @@ def _keeps_matrices(node):
 
 def _is_matrices(value):
     """Returns whether a tensor is a batch of matrices whose order in memory matters."""
-    is_known = all(isinstance(size, int) for size in (*value.shape, *value.stride()))
-    return is_known and value.dim() >= 3 and min(value.shape[-2:]) > 1 and value.numel() >= _LEAST_ROWS
+    return _is_known(value) and value.dim() >= 3 and min(value.shape[-2:]) > 1 and value.numel() >= _LEAST_ROWS
 
 
 def _is_turned_for_products(node):
