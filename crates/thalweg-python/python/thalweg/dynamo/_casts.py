@@ -53,7 +53,9 @@ def _is_first(node):
         return True if any(map(_is_command, _readers(node))) else None
     is_result = all(user.op == "output" for user in node.users)
     source = origin(node.args[0])[0]
-    return False if is_result and source.op == "call_function" and _is_command(source) else None
+    # What is written in place has this value only until it is written again.
+    is_lasting = source.op == "call_function" and not getattr(getattr(source.target, "_schema", None), "is_mutable", False)
+    return False if is_result and is_lasting and _is_command(source) else None
 
 
 def _readers(node):

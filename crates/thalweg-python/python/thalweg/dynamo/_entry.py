@@ -83,6 +83,7 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
 
     gm = inlined(gm)
     gm = channels.resolved(rewritten(gm) if kind == "inference" else gm)
+    writes.in_place(gm.graph)
     writes.early(gm.graph)
     gm = without_tokens(gm)
     given_away = adapter().given_away() if kind == "backward" else []

@@ -223,7 +223,11 @@ class Importer:
         self._made.call(name, arguments, results, described(node), writes)
         for one, slot in zip(values, slots):
             self._note(one, slot)
-        self._values[node] = [Place(slot) for slot in slots] if isinstance(value, (list, tuple)) else Place(slots[0])
+        if writes and isinstance(value, torch.Tensor):
+            # The result is what is written, with its strides.
+            self._values[node] = self._values[node.args[0]]
+        else:
+            self._values[node] = [Place(slot) for slot in slots] if isinstance(value, (list, tuple)) else Place(slots[0])
         self._note_base(node)
 
     def _cast(self, nodes):
