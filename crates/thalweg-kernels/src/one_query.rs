@@ -1,8 +1,10 @@
 //! [`OneQuery`]: attention of one query per head over many keys, such as a step of a decoder over its cache.
 //!
-//! A block handles one head. Its warps share the keys. A few neighbouring lanes, as many as read a key in loads of 16 bytes,
-//! compute a score and sum the weighted values, together with the greatest score so far. At the end these sums are combined, in
-//! an order that depends only on the sizes. Keys that the mask excludes are not read.
+//! A block handles one head of the keys, and its warps share the keys. Each keeps the sum of weighted values and the greatest score so
+//! far; at the end these sums are combined, in an order that depends only on the sizes. Keys that the mask excludes are not read.
+//! - In 16 bits a warp multiplies eight keys at a time by tensor cores, by up to [`GROUP`] heads of the query that share them. Weights are
+//!   rounded to 16 bits before they are multiplied.
+//! - In float32 a few neighbouring lanes, as many as read a key in loads of 16 bytes, compute a score of one head.
 //!
 //! With [an appended key and value](OneQuery::append) the keys are a cache: keys before the position, which is in device memory,
 //! count, and those at the position are new. A thread reads new keys and values from their own memory and stores them into the
@@ -69,8 +71,14 @@ pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 /// The most features of a head.
 pub const MOST_FEATURES: u64 = 128;
 
-/// The possible numbers of lanes that share a key.
-pub const TEAMS: [u64; 3] = [8, 16, 32];
+/// The possible numbers of lanes that share a key in float32.
+const TEAMS: [u64; 3] = [8, 16, 32];
+
+/// The possible numbers of features of a head that tensor cores multiply; the last of them are zeros if there are fewer.
+const HEADS: [u64; 2] = [64, 128];
+
+/// The most heads of the query that tensor cores multiply by a key together.
+pub const GROUP: u64 = 4;
 
 /// The addresses of query, keys, values, mask and result, and of the new key, the new value and its position (int64). Addresses
 /// of absent operands are ignored.
@@ -78,7 +86,7 @@ pub type Addresses = [DevicePointer; 8];
 
 impl OneQuery {
     /// Returns the number of elements that a thread loads at once.
-    fn width(dtype: DType) -> u64 {
+    const fn width(dtype: DType) -> u64 {
         16 / dtype.size_bytes() as u64
     }
 
@@ -90,15 +98,28 @@ impl OneQuery {
             && features.is_multiple_of(Self::width(dtype))
     }
 
-    /// Returns the number of lanes that share a key.
-    fn team(&self) -> u64 {
-        (self.features / Self::width(self.dtype)).next_power_of_two().max(TEAMS[0])
+    /// Returns the kernel.
+    fn form(&self) -> Form {
+        let way = match self.dtype {
+            DType::F32 => {
+                Way::Lanes((self.features / Self::width(self.dtype)).next_power_of_two().max(TEAMS[0]))
+            }
+            _ => Way::TensorCores(self.features.next_power_of_two().max(HEADS[0])),
+        };
+        Form { dtype: self.dtype, way, is_split: self.is_split() }
     }
 
-    /// Returns whether several blocks share the keys of a head: if one block per head would leave most of a GPU's 100 or so
-    /// multiprocessors idle.
+    /// Returns the number of blocks, or of clusters of blocks.
+    fn blocks(&self) -> u64 {
+        match self.dtype {
+            DType::F32 => self.batch * self.heads,
+            _ => self.batch * self.kv_heads * (self.heads / self.kv_heads.max(1)).div_ceil(GROUP),
+        }
+    }
+
+    /// Returns whether several blocks share the keys of a head: if one block would leave most of a GPU's 100 or so multiprocessors idle.
     fn is_split(&self) -> bool {
-        self.batch * self.heads <= 64 && self.keys >= SPLIT * LEAST_SHARE
+        self.blocks() <= 64 && self.keys >= SPLIT * LEAST_SHARE
     }
 
     fn span(&self, steps: &Steps, heads: u64, rows: u64, row: u64) -> u64 {
@@ -280,69 +301,91 @@ impl OneQuery {
 /// The number of blocks that share the keys of a head if there are few heads, on GPUs with clusters of blocks.
 const SPLIT: u64 = 8;
 
-/// Returns the number of threads of a block. Blocks that share a head's keys have fewer, because their results are combined warp
-/// by warp.
-const fn threads(is_split: bool) -> u32 {
-    if is_split { 256 } else { 512 }
-}
+/// The number of threads of a block.
+const THREADS: u32 = 512;
 
 /// The fewest keys for each of the blocks that share a head.
 const LEAST_SHARE: u64 = 32;
 
-/// The names of the kernels for a dtype and a team: one for a head's keys in one block, one for keys shared by several.
+/// How a block computes scores and sums.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// With so many lanes for a key.
+    Lanes(u64),
+    /// With tensor cores, for at most so many features.
+    TensorCores(u64),
+}
+
+/// A kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Form {
+    /// The dtype of the operands.
+    dtype: DType,
+    /// How a block computes.
+    way: Way,
+    /// Whether several blocks share the keys of a head.
+    is_split: bool,
+}
+
+/// The names of a kernel with a head's keys in one block, and of the one in which several share them.
 macro_rules! names {
     ($kernel:literal) => {
         [concat!("one_query_", $kernel), concat!("one_query_", $kernel, "_split")]
     };
 }
 
-/// Returns the name of the entry point.
-///
-/// # Panics
-/// If there is no such kernel.
-pub fn name(dtype: DType, team: u64, is_split: bool) -> &'static str {
-    let names = match (dtype, team) {
-        (DType::F32, 8) => names!("float32_8"),
-        (DType::F32, 16) => names!("float32_16"),
-        (DType::F32, 32) => names!("float32_32"),
-        (DType::F16, 8) => names!("float16_8"),
-        (DType::F16, 16) => names!("float16_16"),
-        (DType::Bf16, 8) => names!("bfloat16_8"),
-        (DType::Bf16, 16) => names!("bfloat16_16"),
-        other => panic!("attention of one query: there is no kernel for {other:?}"),
-    };
-    names[usize::from(is_split)]
+impl Form {
+    /// Returns every kernel.
+    fn all() -> impl Iterator<Item = Self> {
+        let lanes = TEAMS.map(|team| (DType::F32, Way::Lanes(team)));
+        let of = |dtype: DType| HEADS.map(|features| (dtype, Way::TensorCores(features)));
+        let all = lanes.into_iter().chain(of(DType::F16)).chain(of(DType::Bf16));
+        all.flat_map(|(dtype, way)| [false, true].map(|is_split| Self { dtype, way, is_split }))
+    }
+
+    /// Returns the name of the entry point.
+    ///
+    /// # Panics
+    /// If there is no such kernel.
+    fn name(self) -> &'static str {
+        let names = match (self.dtype, self.way) {
+            (DType::F32, Way::Lanes(8)) => names!("float32_8"),
+            (DType::F32, Way::Lanes(16)) => names!("float32_16"),
+            (DType::F32, Way::Lanes(32)) => names!("float32_32"),
+            (DType::F16, Way::TensorCores(64)) => names!("float16_64"),
+            (DType::F16, Way::TensorCores(128)) => names!("float16_128"),
+            (DType::Bf16, Way::TensorCores(64)) => names!("bfloat16_64"),
+            (DType::Bf16, Way::TensorCores(128)) => names!("bfloat16_128"),
+            other => panic!("attention of one query: there is no kernel for {other:?}"),
+        };
+        names[usize::from(self.is_split)]
+    }
+
+    /// Returns the translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point takes the words of
+    /// [`OneQuery::pack`] as one structure by value.
+    fn print(self) -> String {
+        let split = if self.is_split { SPLIT } else { 1 };
+        let source =
+            Source::new(self.name()).elements(self.dtype).define("THREADS", THREADS).define("SPLIT", split);
+        match self.way {
+            Way::Lanes(team) => source.define("TEAM", team).print(include_str!("one_query/lanes.cu")),
+            Way::TensorCores(features) => source
+                .define("HEAD", features)
+                .define("GROUP", GROUP)
+                .print(include_str!("one_query/tensor_cores.cu")),
+        }
+    }
 }
 
 /// Returns name and source of every kernel.
-pub(crate) fn sources() -> Vec<(String, String)> {
-    let all = DTYPES.into_iter().flat_map(|dtype| TEAMS.map(|team| (dtype, team)));
-    let exists =
-        |&(dtype, team): &(DType, u64)| team * OneQuery::width(dtype) <= 128.max(8 * OneQuery::width(dtype));
-    all.filter(exists)
-        .flat_map(|(dtype, team)| [false, true].map(|is_split| (dtype, team, is_split)))
-        .map(|(dtype, team, is_split)| (name(dtype, team, is_split).to_owned(), print(dtype, team, is_split)))
-        .collect()
-}
-
-/// Returns the translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`], takes the words of
-/// [`OneQuery::pack`] as one structure by value.
-///
-/// # Panics
-/// If there is no such kernel.
-pub fn print(dtype: DType, team: u64, is_split: bool) -> String {
-    Source::new(name(dtype, team, is_split))
-        .elements(dtype)
-        .define("THREADS", threads(is_split))
-        .define("SPLIT", if is_split { SPLIT } else { 1 })
-        .define("TEAM", team)
-        .print(include_str!("one_query.cu"))
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    Form::all().map(|form| (form.name().to_owned(), form.print()))
 }
 
 /// Operands: the addresses of query, keys, values, mask and result (contiguous: batch, heads, features).
 impl NativeKernel for Placed<OneQuery, Addresses> {
     native! {
-        self: name(self.kernel.dtype, self.kernel.team(), self.kernel.is_split()), print(self.kernel.dtype, self.kernel.team(), self.kernel.is_split()), run_on_host
+        self: self.kernel.form().name(), self.kernel.form().print(), run_on_host
     }
 
     fn check(&self) -> Result<(), Fault> {
@@ -375,11 +418,11 @@ impl NativeKernel for Placed<OneQuery, Addresses> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.batch * self.kernel.heads;
+        let blocks = self.kernel.blocks();
         let parts = if self.kernel.is_split() { SPLIT as u32 } else { 1 };
         (blocks > 0).then(|| LaunchShape {
             grid: [blocks.min((1 << 31) - 1) as u32, parts, 1],
-            block: [threads(self.kernel.is_split()), 1, 1],
+            block: [THREADS, 1, 1],
         })
     }
 

@@ -30,6 +30,7 @@ const INCLUDED: &[(&str, &str)] = files! {
     "matmul/few_rows/normalize.cuh"
     "matmul/quantized/operands.cuh"
     "matmul/quantized/steps.cuh"
+    "one_query/parts.cuh"
     "scatter/combinations.cuh"
     "shared/barriers.cuh"
     "shared/combine.cuh"

@@ -20,7 +20,7 @@ struct arguments {
 
 constexpr u32 THREADS = 256;
 
-// Replaces each row by the one at the last index that names it. T is the part of a row that a thread copies, in elements of WIDTH.
+// Replaces each row by the one at the last index that names it; a single index is the last one. T is the part of a row that a thread copies, in elements of WIDTH.
 template <class T, u32 WIDTH> static __device__ __forceinline__ void replace_rows(const arguments& x) {
     const u64 parts = x.inner / WIDTH, items = x.outer * x.count * parts;
     for (u64 item = u64(blockIdx.x) * THREADS + threadIdx.x; item < items; item += u64(gridDim.x) * THREADS) {
@@ -36,7 +36,7 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void replace_row
             o = item / parts / x.count;
         }
         const i64 row = x.index[k * x.index_stride];
-        if (u64(row) < x.extent && x.last[row] == u32(k) + 1) {
+        if (u64(row) < x.extent && (x.count == 1 || x.last[row] == u32(k) + 1)) {
             const u64 from = o * x.source_strides[0] + k * x.source_strides[1] + part * WIDTH * x.source_strides[2];
             const u64 to = (o * x.extent + u64(row)) * x.inner + part * WIDTH;
             ((T*)x.result)[to / WIDTH] = ((const T*)x.source)[from / WIDTH];

@@ -1,8 +1,8 @@
 //! [`ScatterRows`]: rows that replace the rows named by a list of indices.
 //!
 //! The result is (outer, extent, inner), contiguous; the source is (outer, count, inner) with any strides, and its (o, k, i) replaces
-//! the result's (o, index of k, i), if k is the [last index](super::last) that names the row. A thread copies up to 16 bytes of a
-//! row.
+//! the result's (o, index of k, i), if k is the [last index](super::last) that names the row. A single index is the last one, so its
+//! launch does not read the list of last indices. A thread copies up to 16 bytes of a row.
 
 use bytemuck::Pod;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
@@ -36,7 +36,8 @@ arguments! { ScatterRows { sizes, index_stride, source_strides, dtype } }
 /// Threads of a block.
 const BLOCK: u64 = 256;
 
-/// The operands of a launch: indices (i64), the last index of each row plus one (32 bits), source, and result.
+/// The operands of a launch: indices (i64), the last index of each row plus one (32 bits; a null address for a single index), source, and
+/// result.
 type Operands = [DevicePointer; 4];
 
 impl ScatterRows {
@@ -117,9 +118,10 @@ impl NativeKernel for Placed<ScatterRows, Operands> {
         let (sizes, element) = (&self.kernel, self.kernel.dtype.size_bytes() as u64);
         let ([outer, extent, count, inner], [indices, sources, _]) = (sizes.sizes, sizes.spans());
         let [index, last, source, result] = self.at;
+        let lasts = if count > 1 { extent } else { 0 };
         Accesses::from_iter([
             Access::read(index, indices * size_of::<i64>() as u64),
-            Access::read(last, extent * size_of::<u32>() as u64),
+            Access::read(last, lasts * size_of::<u32>() as u64),
             Access::read(source, sources * element),
             // The other rows keep their values.
             result_of(sizes, result).touching(Touch::chosen(outer * count * inner * element)),
@@ -142,10 +144,10 @@ fn run_typed<T: Pod>(launch: &HostLaunch<'_>, sizes: &ScatterRows, at: Operands)
     let [indices, sources, results] = sizes.spans().map(|span| span as usize);
     let (index, source) = (launch.read::<i64>(index, indices)?, launch.read::<T>(source, sources)?);
     let [outer, extent, count, inner] = sizes.sizes;
-    let last = launch.read::<u32>(last, extent as usize)?;
+    let last = if count > 1 { launch.read::<u32>(last, extent as usize)? } else { &[] };
     let written = launch.write::<T>(result, results)?;
     let named =
-        |k: u64| Some((k, sizes.row(index, k).filter(|&row| u64::from(last[row as usize]) == k + 1)?));
+        |k: u64| Some((k, sizes.row(index, k).filter(|&row| count == 1 || u64::from(last[row as usize]) == k + 1)?));
     for (k, row) in (0..count).filter_map(named) {
         for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
             let [by_outer, by_count, by_inner] = sizes.source_strides;

@@ -27,6 +27,10 @@ const SHARING: u64 = 512;
 /// The most threads of a block.
 const BLOCK: u64 = 1024;
 
+/// The most rows whose points are divided among as many threads as they have vectors: so few leave most of a GPU idle, and take as long as a
+/// thread does with its points.
+const FEW_ROWS: u64 = 128;
+
 /// The fewest points of a thread that reads a row online; below, the most threads of such a row. With more threads, fewer rows
 /// would be in flight while some wait for their last elements.
 const POINTS_ONLINE: u64 = 32;
@@ -68,7 +72,7 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &I
         held: points.div_ceil(threads * vector) as u8,
         ..class
     };
-    if let Some((threads, most)) = threads_with_values(body, &class, points) {
+    if let Some((threads, most)) = threads_with_values(body, &class, geometry.rows(), points) {
         let class = of(threads);
         return Some(Class { held: rounded(class.held, most), ..class });
     }
@@ -144,16 +148,18 @@ fn in_vectors(body: &Body, geometry: &Geometry, class: Class, iteration: &Iterat
 
 /// Returns how many threads keep elements and values of a row, and how many vectors each has room for; `None` if a block of that many
 /// threads does not have registers for both.
-fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<(u64, u64)> {
+fn threads_with_values(body: &Body, class: &Class, rows: u64, points: u64) -> Option<(u64, u64)> {
     let (held, vector) = (Held::of(body, class, true)?, u64::from(class.vector));
     let bytes = held.bytes_of_a_point(body, class.vector);
-    let reading = reading(points.div_ceil(vector));
+    let (vectors, most_threads) = (points.div_ceil(vector), u64::from(MOST_THREADS_WITH_VALUES));
+    let is_spread = rows <= FEW_ROWS && vectors > WARP && held.combines();
+    let reading = if is_spread { vectors.next_power_of_two().min(most_threads) } else { reading(vectors) };
     // If nothing is combined, no thread waits for others: more threads have more loads in flight.
     let rooms = if held.combines() { &ROOMS[..] } else { &ROOMS[..1] };
     rooms.iter().find_map(|&(most, most_bytes)| {
         let room = most.min((most_bytes / bytes) as u64) / vector * vector;
         let threads = points.div_ceil(room.max(1)).next_power_of_two().max(reading);
-        (room > 0 && threads <= u64::from(MOST_THREADS_WITH_VALUES)).then_some((threads, room / vector))
+        (room > 0 && threads <= most_threads).then_some((threads, room / vector))
     })
 }
 

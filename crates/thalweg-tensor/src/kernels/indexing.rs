@@ -375,16 +375,20 @@ impl Scatter<'_> {
     /// Replaces rows at one list of indices.
     fn replaced_rows(&self, sizes: [u64; 4], stride: u64, source: &Tensor, result: &Tensor) -> Result<()> {
         let [_, rows, count, _] = sizes;
-        let last = Tensor::zeros(&[rows as usize], DType::I32, source.device())?;
-        let kernel = LastIndices { count, rows, stride };
-        launch(kernel, [self.index, &last], self.label)?;
+        let last = if count > 1 {
+            let last = Tensor::zeros(&[rows as usize], DType::I32, source.device())?;
+            launch(LastIndices { count, rows, stride }, [self.index, &last], self.label)?;
+            Some(last)
+        } else {
+            None
+        };
         let kernel = ScatterRows {
             sizes,
             index_stride: stride,
             source_strides: strides(source),
             dtype: source.dtype(),
         };
-        launch(kernel, [self.index, &last, source, result], self.label)
+        launch(kernel, [Some(self.index), last.as_ref(), Some(source), Some(result)], self.label)
     }
 
     /// Combines rows at one list of indices with those of a result, which may be zeros.

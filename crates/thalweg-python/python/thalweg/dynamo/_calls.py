@@ -7,7 +7,7 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import _attention, _draws, _losses, _pools, _resampled
+from . import _attention, _draws, _losses, _one_query, _pools, _resampled
 from ._nodes import PassedOn, known
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -114,6 +114,7 @@ REWRITTEN = {
     **_losses.RULES,
     **_draws.RULES,
     **_pools.RULES,
+    **_one_query.RULES,
     **_resampled.RULES,
 }
 for _axes in (1, 2, 3):

@@ -7,7 +7,7 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _pools as pools, _report as report, _resampled as resampled, _writes as writes
+from . import Refused, _attention as attention, _channels as channels, _draws as draws, _layouts as layouts, _losses as losses, _one_query as one_query, _pools as pools, _report as report, _resampled as resampled, _writes as writes
 from ._capture import Captures
 from ._graph import Importer, takes
 from ._inlined import inlined, without_tokens
@@ -71,8 +71,9 @@ def decompositions():
 
 
 def rewritten(gm, is_on_gpu=is_on_gpu):
-    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: layouts, pools, draws, losses and batch norms."""
-    for part in (layouts, pools, draws):
+    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: layouts, pools, draws, attention without a
+    gradient, losses and batch norms."""
+    for part in (layouts, pools, draws, one_query):
         gm = part.rewritten(gm, is_on_gpu)
     return channels.rewritten(losses.rewritten(gm))
 

@@ -1,46 +1,16 @@
-// Attention of one query: a block, or the blocks of a cluster, process the keys of a head.
+// Attention of one query in 32 bits: a block, or the blocks of a cluster, process the keys of a head.
 #ifndef NAME
-#include "defaults.cuh"
+#include "../defaults.cuh"
 #define THREADS 512
 #define SPLIT 1
 #define TEAM 16
 #endif
-
-struct arguments {
-    const Element* query;
-    Element* key;
-    Element* value;
-    const u8* mask;
-    Element* result;
-    u64 batch;
-    u64 heads;
-    u64 kv_heads;
-    u64 keys;
-    u64 features;
-    u64 scale;
-    u64 query_batch;
-    u64 query_head;
-    u64 key_batch;
-    u64 key_head;
-    u64 key_key;
-    u64 value_batch;
-    u64 value_head;
-    u64 value_key;
-    u64 mask_batch;
-    u64 mask_head;
-    u64 mask_key;
-    u64 flags;
-    const Element* new_key;
-    const Element* new_value;
-    const i64* position;
-    u64 new_key_batch;
-    u64 new_key_head;
-    u64 new_value_batch;
-    u64 new_value_head;
-};
+#include "parts.cuh"
 
 #define WIDTH u32(16 / sizeof(Element))
-#define WARPS (THREADS / 32)
+// The keys between a thread's keys, and the number of keys that it loads at once.
+#define TEAMS (THREADS / TEAM)
+#define AHEAD 4
 typedef pack<Element, WIDTH> quad;
 
 // A sum of weighted values; the exponents of the weights are relative to the greatest one.
@@ -50,42 +20,8 @@ struct weighted {
     f32 sums[WIDTH];
 };
 
-// The factor that converts a sum relative to one greatest exponent to another that is at least as great.
-static __device__ __forceinline__ f32 to_greatest(const f32 from, const f32 to) {
-    return from == to ? 1.0f : expf(from - to);
-}
-
-// Blocks of a cluster share the keys of a head; before compute capability 9.0 the first block processes all of them.
-#if SPLIT > 1 && __CUDA_ARCH__ >= 900
-#define PARTS SPLIT
-#define CLUSTER __cluster_dims__(1, SPLIT, 1)
-#else
-#define PARTS 1
-#define CLUSTER
-#endif
-
-// Waits for all threads of the cluster.
-static __device__ __forceinline__ void meet() {
-#if PARTS > 1
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-
-// The number in the shared memory of another block of the cluster, at the address of a number of this block.
-static __device__ __forceinline__ f32 of_part(const f32* own, const u32 part) {
-#if PARTS > 1
-    u32 at, place = u32(__cvta_generic_to_shared(own));
-    f32 value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(place), "r"(part));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
-    return value;
-#else
-    return *own;
-#endif
-}
-
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
-    __shared__ f32 greatest[WARPS], totals[WARPS], values[WARPS][TEAM * WIDTH];
+    __shared__ f32 greatest[WARPS], totals[WARPS], factors[WARPS], values[WARPS][TEAM * WIDTH];
     __shared__ f32 block_greatest, block_total, block_sums[TEAM * WIDTH];
     launch_dependents();
     wait_for_previous();
@@ -117,13 +53,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
         }
         weighted own = {};
         own.greatest = -__int_as_float(0x7f800000);
-        for (u32 start = begin + team; start < end + team; start += 4 * (THREADS / TEAM)) {
+        for (u32 start = begin + team; start < end + team; start += AHEAD * TEAMS) {
             // The bound is the same for the block, so that all lanes of a warp take part.
-            quad key[4], value[4];
-            bool counts[4];
+            quad key[AHEAD], value[AHEAD];
+            bool counts[AHEAD];
             #pragma unroll
-            for (u32 ahead = 0; ahead < 4; ++ahead) {
-                const u32 place = start + ahead * (THREADS / TEAM);
+            for (u32 ahead = 0; ahead < AHEAD; ++ahead) {
+                const u32 place = start + ahead * TEAMS;
                 counts[ahead] = place < end && (!is_masked || mask[place * x.mask_key] != 0);
                 key[ahead] = {};
                 value[ahead] = {};
@@ -143,26 +79,37 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
                     value[ahead] = *(const quad*)(own_values + place * x.value_key);
                 }
             }
+            // The sums so far are converted once for all keys that were loaded.
+            f32 score[AHEAD], next = own.greatest;
             #pragma unroll
-            for (u32 ahead = 0; ahead < 4; ++ahead) {
-                f32 score = 0.0f;
+            for (u32 ahead = 0; ahead < AHEAD; ++ahead) {
+                score[ahead] = 0.0f;
                 #pragma unroll
                 for (u32 i = 0; i < WIDTH; ++i) {
-                    score = fmaf(LOAD(query.element[i]), LOAD(key[ahead].element[i]), score);
+                    score[ahead] = fmaf(LOAD(query.element[i]), LOAD(key[ahead].element[i]), score[ahead]);
                 }
                 #pragma unroll
                 for (u32 step = TEAM / 2; step > 0; step /= 2) {
-                    score = score + __shfl_xor_sync(0xffffffffu, score, step);
+                    score[ahead] = score[ahead] + __shfl_xor_sync(0xffffffffu, score[ahead], step);
                 }
+                score[ahead] = score[ahead] * scale;
+                next = counts[ahead] && next < score[ahead] ? score[ahead] : next;
+            }
+            const f32 before = to_greatest(own.greatest, next);
+            own.greatest = next;
+            own.total *= before;
+            #pragma unroll
+            for (u32 i = 0; i < WIDTH; ++i) {
+                own.sums[i] *= before;
+            }
+            #pragma unroll
+            for (u32 ahead = 0; ahead < AHEAD; ++ahead) {
                 if (counts[ahead]) {
-                    score = score * scale;
-                    const f32 next = own.greatest < score ? score : own.greatest;
-                    const f32 before = to_greatest(own.greatest, next), weight = to_greatest(score, next);
-                    own.greatest = next;
-                    own.total = fmaf(own.total, before, weight);
+                    const f32 weight = to_greatest(score[ahead], next);
+                    own.total += weight;
                     #pragma unroll
                     for (u32 i = 0; i < WIDTH; ++i) {
-                        own.sums[i] = fmaf(own.sums[i], before, weight * LOAD(value[ahead].element[i]));
+                        own.sums[i] = fmaf(weight, LOAD(value[ahead].element[i]), own.sums[i]);
                     }
                 }
             }
@@ -190,18 +137,22 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
             totals[warp] = own.total;
         }
         __syncthreads();
+        // Each warp computes the factor of its sum once, for all features.
+        f32 most = greatest[0];
+        #pragma unroll
+        for (u32 other = 1; other < WARPS; ++other) {
+            most = most < greatest[other] ? greatest[other] : most;
+        }
+        if (lane == 0) {
+            factors[warp] = to_greatest(own.greatest, most);
+        }
+        __syncthreads();
         if (threadIdx.x < x.features) {
-            f32 most = greatest[0];
-            #pragma unroll
-            for (u32 other = 1; other < WARPS; ++other) {
-                most = most < greatest[other] ? greatest[other] : most;
-            }
             f32 total = 0.0f, sum = 0.0f;
             #pragma unroll
             for (u32 other = 0; other < WARPS; ++other) {
-                const f32 factor = to_greatest(greatest[other], most);
-                total = fmaf(totals[other], factor, total);
-                sum = fmaf(values[other][threadIdx.x], factor, sum);
+                total = fmaf(totals[other], factors[other], total);
+                sum = fmaf(values[other][threadIdx.x], factors[other], sum);
             }
             block_sums[threadIdx.x] = sum;
             if (threadIdx.x == 0) {
