@@ -203,6 +203,8 @@ def test_datasets():
     chained = Squares(2) + Squares(3)
     assert [chained[place][1] for place in (0, 1, 2, 4, -1)] == [0, 1, 0, 2, 2] and len(chained) == 5
     assert list(Counted(2) + Counted(1)) == [0, 1, 0]
+    with raises(AssertionError, "Size mismatch between tensors"):
+        data.TensorDataset(th.ones(2), th.ones(3))
     assert data.StackDataset(x=range(3), y="abc")[1] == {"x": 1, "y": "b"}
     left, right = data.random_split(range(10), [0.75, 0.25], generator=th.Generator().manual_seed(3))
     assert (len(left), len(right)) == (8, 2) and sorted([*left, *right]) == list(range(10))

@@ -175,6 +175,27 @@ def test_calls_with_values_of_attributes():
         functional_call(net, {"weight": weight, "scale": 3.0}, x, strict=True)
 
 
+def test_calls_with_values_of_tied_parameters():
+    class Tied(th.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+    net, x, one, other = Tied(), th.ones(1, 2), th.ones(2, 2), th.full((2, 2), 2.0)
+    for name in ("first.weight", "second.weight"):
+        assert functional_call(net, {name: one}, x, strict=True).tolist() == [[4.0, 4.0]]
+        with raises(RuntimeError, "Missing key(s): "):
+            functional_call(net, {name: one}, x, tie_weights=False, strict=True)
+    both = {"first.weight": one, "second.weight": other}
+    assert functional_call(net, both, x, tie_weights=False).tolist() == [[8.0, 8.0]]
+    with raises(ValueError, "multiple values for keys ['first.weight', 'second.weight'], which are tied"):
+        functional_call(net, both, x)
+    assert functional_call(net, {**both, "second.weight": one}, x).tolist() == [[4.0, 4.0]]
+
+
 def test_each_map_says_whether_numbers_are_the_same():
     x = th.zeros(3, 2, 50)
     for outer, inner in (("same", "different"), ("different", "same"), ("different", "different"), ("same", "same")):

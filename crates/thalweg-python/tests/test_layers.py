@@ -161,6 +161,7 @@ def test_layers_are_of_the_classes_that_programs_ask_for():
         made = {one.__name__ for one in vars(nn).values() if isinstance(one, type) and issubclass(one, base)}
         assert made == {f"{name}Pad{dims}d" for name in ((kind, "Zero") if kind == "Constant" else (kind,)) for dims in (1, 2, 3)}
     assert isinstance(nn.ZeroPad2d(1), nn.ConstantPad2d) and not isinstance(nn.ZeroPad2d(1), nn.ConstantPad1d)
+    assert repr(nn.Hardshrink()) == "Hardshrink(0.5)" and repr(nn.Softshrink(1.0)) == "Softshrink(1.0)" and repr(nn.ELU()) == "ELU(alpha=1.0)"
     assert isinstance(nn.ReLU6(), nn.Hardtanh) and repr(nn.ReLU6(True)) == "ReLU6(inplace=True)" and repr(nn.ZeroPad1d(2)) == "ZeroPad1d((2, 2))"
     x = th.tensor([[-1.0, 3.0, 9.0]])
     assert nn.ReLU6()(x).tolist() == [[0.0, 3.0, 6.0]] and nn.ZeroPad1d(1)(x).tolist() == [[0.0, -1.0, 3.0, 9.0, 0.0]]

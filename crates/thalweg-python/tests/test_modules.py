@@ -156,6 +156,9 @@ def test_containers():
     parameters += [th.zeros(2)]
     assert isinstance(parameters[0], nn.Parameter) and parameters[1] == "word" and len(list(parameters.parameters())) == 2
     named = nn.ParameterDict({"b": th.ones(1), "a": th.ones(2)})
+    typed = "Parameter containing: [torch.{}FloatTensor of size {}{}]"
+    place = ("cuda.", f" ({named['a'].device})") if named["a"].is_cuda else ("", "")
+    assert f"(a): {typed.format(place[0], 2, place[1])}" in repr(named) and f"[torch.float32 of size 1{place[1]}]" in repr(parameters)
     assert list(named) == ["a", "b"] and list(nn.ParameterDict(collections.OrderedDict(b=th.ones(1), a=th.ones(1)))) == ["b", "a"]
     named |= {"c": th.ones(3)}
     assert named.popitem()[0] == "c" and "c" not in named

@@ -3,17 +3,30 @@
 import contextlib
 
 
+def _tied(names, values):
+    """Returns values by name, where all names of a tensor have the value that is given for one of them."""
+    groups = {}
+    for name, value in names.items():
+        groups.setdefault(id(value), []).append(name)
+    tied = dict(values)
+    for group in groups.values():
+        given = {id(values[name]): values[name] for name in group if name in values}
+        if len(given) > 1:
+            raise ValueError(f"functional_call got multiple values for keys {sorted(set(group) & set(values))}, which are tied. "
+                             "Consider using tie_weights=False")
+        tied.update((name, value) for name in group for value in given.values())
+    return tied
+
+
 @contextlib.contextmanager
 def _replaced(module, values, tie_weights, strict):
     """Returns a region in which a module has other tensors as parameters and buffers, by name."""
     names = {name: value for source in (module.named_parameters, module.named_buffers) for name, value in source(remove_duplicate=False)}
+    values = _tied(names, values) if tie_weights else values
     differing = {"Unexpected": sorted(set(values) - set(names)), "Missing": sorted(set(names) - set(values))}
     if strict and any(differing.values()):
         lines = [f"\n\t{kind} key(s): {', '.join(map(repr, found))}." for kind, found in differing.items() if found]
         raise RuntimeError(f"Error(s) in reparametrizing for {type(module).__name__}:{''.join(lines)}")
-    if tie_weights:
-        given = {id(names[name]): value for name, value in values.items() if name in names}
-        values = {**{name: given[id(value)] for name, value in names.items() if id(value) in given}, **values}
     places = []
     for name, value in values.items():
         path, _, last = name.rpartition(".")
@@ -35,6 +48,9 @@ def _replaced(module, values, tie_weights, strict):
 def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, *, tie_weights=True, strict=False):
     """Returns the result of a module with other tensors as its parameters and buffers."""
     if not isinstance(parameter_and_buffer_dicts, dict):
+        if not isinstance(parameter_and_buffer_dicts, (list, tuple)):
+            raise ValueError("Expected parameter_and_buffer_dicts to be a dict, or a list/tuple of dicts, but got "
+                             f"{type(parameter_and_buffer_dicts)}")
         merged = {}
         for part in parameter_and_buffer_dicts:
             if set(part) & set(merged):

@@ -10,8 +10,8 @@ from .module import Module
 from .parameter import Parameter
 
 
-def _activation(name, function, parameters=""):
-    """Creates the module of an activation, whose options are its parameters."""
+def _activation(name, function, parameters="", shows_names=True):
+    """Creates the module of an activation, whose options are its parameters. Its text names them, unless `shows_names` is false."""
     fields = [one for one in _parameters.names_of(parameters) if one != "inplace"]
     # A function that a program puts in the place of one of `functional` is called.
     home, own = F if getattr(F, function.__name__, None) is function else _core, function.__name__
@@ -26,7 +26,7 @@ def _activation(name, function, parameters=""):
         return function(input, *values, inplace=True) if self.inplace else function(input, *values)
 
     def extra_repr(self):
-        texts = [f"{field}={getattr(self, field)!r}" for field in fields]
+        texts = [f"{field}={getattr(self, field)!r}" if shows_names else str(getattr(self, field)) for field in fields]
         return ", ".join(texts + (["inplace=True"] if self.inplace else []))
     return type(name, (Module,), {
         "inplace": False, "__init__": _parameters.initializer(name, parameters, start), "forward": forward, "extra_repr": extra_repr,
@@ -53,8 +53,8 @@ Sigmoid = _activation("Sigmoid", _core.sigmoid)
 LogSigmoid = _activation("LogSigmoid", F.logsigmoid)
 Softsign = _activation("Softsign", _core.softsign)
 Tanhshrink = _activation("Tanhshrink", F.tanhshrink)
-Hardshrink = _activation("Hardshrink", _core.hardshrink, "lambd=0.5")
-Softshrink = _activation("Softshrink", _core.softshrink, "lambd=0.5")
+Hardshrink = _activation("Hardshrink", _core.hardshrink, "lambd=0.5", shows_names=False)
+Softshrink = _activation("Softshrink", _core.softshrink, "lambd=0.5", shows_names=False)
 
 
 class Hardtanh(_activation("Hardtanh", F.hardtanh, "min_val=-1.0, max_val=1.0, inplace=False")):

@@ -242,13 +242,13 @@ def _as_parameter(value):
     return Parameter(value) if isinstance(value, _core.Tensor) and not isinstance(value, Parameter) else value
 
 
-def _described(key, value):
-    """Returns the line for a parameter or another object when its container is printed."""
+def _described(key, value, type_of=lambda value: value.dtype):
+    """Returns the line for a parameter or another object when its container is printed. Tensors are shown with their type."""
     if not isinstance(value, _core.Tensor):
         return f"  ({key}): Object of type: {type(value).__name__}"
     kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
     size, place = "x".join(str(extent) for extent in value.shape), f" ({value.device})" if value.is_cuda else ""
-    return f"  ({key}): {kind} containing: [{value.dtype} of size {size}{place}]"
+    return f"  ({key}): {kind} containing: [{type_of(value)} of size {size}{place}]"
 
 
 class ParameterList(Module):
@@ -412,4 +412,4 @@ class ParameterDict(Module):
 
     def extra_repr(self):
         """Returns a line for each value."""
-        return "\n".join(_described(key, value) for key, value in self.items())
+        return "\n".join(_described(key, value, _core.Tensor.type) for key, value in self.items())

@@ -36,7 +36,7 @@ class TensorDataset(Dataset):
 
     def __init__(self, *tensors):
         if any(tensor.shape[0] != tensors[0].shape[0] for tensor in tensors):
-            raise ValueError("Size mismatch between tensors")
+            raise AssertionError("Size mismatch between tensors")
         self.tensors = tensors
 
     def __getitem__(self, index):
