@@ -106,7 +106,7 @@ impl OneQuery {
             }
             _ => Way::TensorCores(self.features.next_power_of_two().max(HEADS[0])),
         };
-        Form { dtype: self.dtype, way, is_split: self.is_split() }
+        Form { dtype: self.dtype, way, split: self.split() }
     }
 
     /// Returns the number of blocks, or of clusters of blocks.
@@ -117,9 +117,12 @@ impl OneQuery {
         }
     }
 
-    /// Returns whether several blocks share the keys of a head: if one block would leave most of a GPU's 100 or so multiprocessors idle.
-    fn is_split(&self) -> bool {
-        self.blocks() <= 64 && self.keys >= SPLIT * LEAST_SHARE
+    /// Returns the number of blocks that share the keys of a head: as many as a GPU's 100 or so multiprocessors have room for at a time,
+    /// since a block takes some microseconds even for a few keys.
+    fn split(&self) -> u64 {
+        let fits = |split: &u64| self.blocks() * split <= BLOCKS && self.keys >= split * LEAST_SHARE;
+        let splits = if self.keys < LEAST_SPLIT { &[][..] } else { &SPLITS };
+        splits.iter().copied().find(fits).unwrap_or(1)
     }
 
     fn span(&self, steps: &Steps, heads: u64, rows: u64, row: u64) -> u64 {
@@ -298,11 +301,14 @@ impl OneQuery {
     }
 }
 
-/// The number of blocks that share the keys of a head if there are few heads, on GPUs with clusters of blocks.
-const SPLIT: u64 = 8;
+/// The possible numbers of blocks that share the keys of a head, on GPUs with clusters of blocks.
+const SPLITS: [u64; 3] = [8, 4, 2];
 
-/// The number of threads of a block.
-const THREADS: u32 = 512;
+/// The most blocks, if several share a head.
+const BLOCKS: u64 = 128;
+
+/// The fewest keys that several blocks share.
+const LEAST_SPLIT: u64 = 256;
 
 /// The fewest keys for each of the blocks that share a head.
 const LEAST_SHARE: u64 = 32;
@@ -323,14 +329,19 @@ struct Form {
     dtype: DType,
     /// How a block computes.
     way: Way,
-    /// Whether several blocks share the keys of a head.
-    is_split: bool,
+    /// The number of blocks that share the keys of a head.
+    split: u64,
 }
 
-/// The names of a kernel with a head's keys in one block, and of the one in which several share them.
+/// The names of a kernel with a head's keys in one block, and of those in which 2, 4 and 8 share them.
 macro_rules! names {
     ($kernel:literal) => {
-        [concat!("one_query_", $kernel), concat!("one_query_", $kernel, "_split")]
+        [
+            concat!("one_query_", $kernel),
+            concat!("one_query_", $kernel, "_by_2"),
+            concat!("one_query_", $kernel, "_by_4"),
+            concat!("one_query_", $kernel, "_by_8"),
+        ]
     };
 }
 
@@ -340,7 +351,15 @@ impl Form {
         let lanes = TEAMS.map(|team| (DType::F32, Way::Lanes(team)));
         let of = |dtype: DType| HEADS.map(|features| (dtype, Way::TensorCores(features)));
         let all = lanes.into_iter().chain(of(DType::F16)).chain(of(DType::Bf16));
-        all.flat_map(|(dtype, way)| [false, true].map(|is_split| Self { dtype, way, is_split }))
+        all.flat_map(|(dtype, way)| [1, 2, 4, 8].map(|split| Self { dtype, way, split }))
+    }
+
+    /// Returns the number of threads of a block: as many as there are registers for.
+    const fn threads(self) -> u32 {
+        match self.way {
+            Way::TensorCores(128) => 384,
+            _ => 512,
+        }
     }
 
     /// Returns the name of the entry point.
@@ -358,15 +377,14 @@ impl Form {
             (DType::Bf16, Way::TensorCores(128)) => names!("bfloat16_128"),
             other => panic!("attention of one query: there is no kernel for {other:?}"),
         };
-        names[usize::from(self.is_split)]
+        names[self.split.ilog2() as usize]
     }
 
     /// Returns the translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point takes the words of
     /// [`OneQuery::pack`] as one structure by value.
     fn print(self) -> String {
-        let split = if self.is_split { SPLIT } else { 1 };
-        let source =
-            Source::new(self.name()).elements(self.dtype).define("THREADS", THREADS).define("SPLIT", split);
+        let source = Source::new(self.name()).elements(self.dtype);
+        let source = source.define("THREADS", self.threads()).define("SPLIT", self.split);
         match self.way {
             Way::Lanes(team) => source.define("TEAM", team).print(include_str!("one_query/lanes.cu")),
             Way::TensorCores(features) => source
@@ -419,10 +437,9 @@ impl NativeKernel for Placed<OneQuery, Addresses> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let blocks = self.kernel.blocks();
-        let parts = if self.kernel.is_split() { SPLIT as u32 } else { 1 };
         (blocks > 0).then(|| LaunchShape {
-            grid: [blocks.min((1 << 31) - 1) as u32, parts, 1],
-            block: [THREADS, 1, 1],
+            grid: [blocks.min((1 << 31) - 1) as u32, self.kernel.split() as u32, 1],
+            block: [self.kernel.form().threads(), 1, 1],
         })
     }
 

@@ -234,7 +234,7 @@ fn many_columns_are_read_by_whole_lines() {
 
 #[test]
 fn rows_that_fit_into_registers_are_held() {
-    let of = |points: u64, stride: u64| held(&sum(&[100], &[points], &[stride], &[1]));
+    let of = |points: u64, stride: u64| held(&sum(&[1000], &[points], &[stride], &[1]));
     assert_eq!(of(24, 24), (8, 4, 1));
     assert_eq!(of(1024, 1024), (32, 4, 8));
     assert_eq!(of(8192, 8192), (256, 4, 8));
@@ -248,7 +248,11 @@ fn rows_that_fit_into_registers_are_held() {
     assert_eq!(of(1024, 1026), (32, 2, 16));
     assert_eq!(of(1023, 1023), (64, 4, 6), "5 vectors, and one that is skipped");
     assert_eq!(of(72, 72), (8, 4, 3), "18 vectors leave fewer of 8 threads idle than of 32");
-    assert_eq!(sum(&[100], &[1024], &[1024], &[1]).class.cascade, 1);
+    assert_eq!(sum(&[1000], &[1024], &[1024], &[1]).class.cascade, 1);
+    // Few rows have a thread for each vector, as far as a row's values fit the registers of so many.
+    let of_few = |rows: u64, points: u64| held(&sum(&[rows], &[points], &[points], &[1]));
+    assert_eq!([of_few(128, 1024), of_few(129, 1024)], [(256, 4, 1), (32, 4, 8)]);
+    assert_eq!([of_few(1, 96), of_few(1, 768), of_few(1, 8192)], [(8, 4, 3), (256, 4, 1), (256, 4, 8)]);
 }
 
 #[test]
@@ -270,7 +274,7 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
     let (points, once) = (|| row(&[2048], &[1]), || row(&[1], &[0]));
     let of = |operator: &LoopOp, dtypes: &[DType], operands: &[Placement]| {
         let iteration = Iteration {
-            rows: [100].into_iter().collect(),
+            rows: [1000].into_iter().collect(),
             inner: [2048].into_iter().collect(),
             operands: operands.iter().cloned().collect(),
             alignment_bytes: 256,
@@ -296,7 +300,7 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
             inner: [inner].as_slice().into(),
         };
         let iteration = Iteration {
-            rows: [100].into_iter().collect(),
+            rows: [1000].into_iter().collect(),
             inner: [points].into_iter().collect(),
             operands: [row(1), row(1)].into_iter().collect(),
             alignment_bytes: 256,
@@ -379,7 +383,7 @@ fn a_plan_says_what_it_chose_and_why() {
     let says = |text: String, parts: &[&str]| {
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     };
-    says(of_sum(sum(&[100], &[1024], &[1024], &[1])), &["[1024]", "held by 32 threads, 8 vectors of 4"]);
+    says(of_sum(sum(&[1000], &[1024], &[1024], &[1])), &["[1024]", "held by 32 threads, 8 vectors of 4"]);
     says(of_sum(sum(&[100], &[5000], &[15_000], &[3])), &["256 threads per row", "operand 0 have gaps"]);
     says(of_sum(sum(&[100], &[400_000], &[400_000], &[1])), &["does not fit into registers"]);
     says(of_sum(sum(&[1 << 16], &[5000], &[1], &[1 << 16])), &["whole lines of columns", "8 lanes"]);

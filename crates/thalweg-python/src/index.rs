@@ -21,6 +21,11 @@ pub fn read_subscript(subscript: &Bound<'_, PyAny>, device: &Device) -> PyResult
     Ok(SmallVec::from_iter([read_part(subscript, device)?]))
 }
 
+/// Returns whether a value is an array of NumPy, and not one of its numbers.
+pub(crate) fn is_array(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(value.hasattr("__array_interface__")? && value.hasattr("__len__")?)
+}
+
 /// Returns whether a sequence is a subscript of several parts, and shows PyTorch's warning for it. As in PyTorch, that is a short
 /// sequence with a part that is not just a number.
 fn stands_for_tuple(subscript: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -38,7 +43,7 @@ fn stands_for_tuple(subscript: &Bound<'_, PyAny>) -> PyResult<bool> {
             || part.is_instance_of::<PyTensor>()
             || part.is_instance_of::<PySlice>()
             || part.is_instance_of::<PyEllipsis>();
-        if is_part || is_sequence(&part) {
+        if is_part || is_sequence(&part) || is_array(&part)? {
             let text = c"Using a non-tuple sequence for multidimensional indexing is deprecated; use x[tuple(seq)] instead of x[seq]";
             let py = subscript.py();
             PyErr::warn(py, &py.get_type::<PyUserWarning>(), text, 1)?;

@@ -5,7 +5,8 @@
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
-use pyo3::types::{PyComplex, PyFloat, PyInt, PyNotImplemented};
+use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyNotImplemented};
+use smallvec::SmallVec;
 use thalweg::tensor::represented;
 use thalweg::{DType, Device, Scalar, Tensor, c128};
 
@@ -15,7 +16,7 @@ use crate::failure::{left_out, run, runtime, type_error, value_error};
 use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
-use crate::index::read_subscript;
+use crate::index::{is_array, read_subscript};
 use crate::overrides::{subscript_taken_over, taken_over};
 
 /// Returns a number as a tensor without dimensions that the device fills, which also works in a capture. Returns `None` for
@@ -348,7 +349,14 @@ impl PyTensor {
         other: &Bound<'py, PyAny>,
         op: CompareOp,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let Some(other) = &operand(slf, other)? else {
+        let other = match operand(slf, other)? {
+            None if is_array(other)? => {
+                let made = tensor_of(other, None, Some(slf.tensor().device().clone()))?;
+                Some(Self::object_of(slf.py(), made, None)?.into_any())
+            }
+            found => found,
+        };
+        let Some(other) = &other else {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
         };
         crate::failure::guarded(|| match op {
@@ -390,7 +398,12 @@ impl PyTensor {
             return Ok(());
         }
         let tensor = slf.tensor();
-        let indices = read_subscript(subscript, tensor.device())?;
+        // A truth value is a new dimension of one element, or of none.
+        let whole = subscript.cast::<PyBool>().ok().map(|is_true| is_true.is_true());
+        let indices = match whole {
+            Some(_) => SmallVec::new(),
+            None => read_subscript(subscript, tensor.device())?,
+        };
         let value = match value.cast::<Self>() {
             Ok(value) => value.tensor(),
             Err(_) => {
@@ -404,7 +417,11 @@ impl PyTensor {
                 }
             }
         };
-        run(slf.py(), || tensor.assign(indices, &value))
+        match whole {
+            Some(false) => Ok(()),
+            Some(true) => run(slf.py(), || tensor.unsqueeze(0)?.copy_(&value)),
+            None => run(slf.py(), || tensor.assign(indices, &value)),
+        }
     }
 
     fn __delitem__(_slf: &Bound<'_, Self>, _subscript: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -256,3 +256,28 @@ def test_backward_without_an_end():
                 Endless.apply(th.ones(1, requires_grad=True)).backward()
         finally:
             sys.setrecursionlimit(limit)
+
+
+def test_leaves_that_are_frozen_after_their_use_get_no_gradients():
+    seen = []
+    for freeze in (lambda x: x.requires_grad_(False), lambda x: x.detach_()):
+        x, w = th.ones(3, requires_grad=True), th.ones(3, requires_grad=True)
+        x.register_post_accumulate_grad_hook(seen.append)
+        y = (x * w * 2).sum()
+        freeze(x)
+        y.backward()
+        assert x.grad is None and w.grad.tolist() == [2, 2, 2] and not seen
+    # A leaf that requires gradients again accumulates them again.
+    x.requires_grad_(True)
+    (x * 3).sum().backward()
+    assert x.grad.tolist() == [3, 3, 3]
+
+
+def test_what_is_overwritten_has_a_gradient_of_zeros():
+    writes = [lambda z: z.zero_(), lambda z: z.copy_(th.ones(2)), lambda z: z.__setitem__(..., 2.0), lambda z: z.uniform_(), lambda z: z.fill_(1.0)]
+    for number, write in enumerate(writes):
+        x = th.ones(2, requires_grad=True)
+        z = x.clone()
+        write(z)
+        (gradient,) = th.autograd.grad(z.sum(), x, allow_unused=True)
+        assert gradient is not None and gradient.tolist() == [0, 0], number

@@ -268,3 +268,15 @@ def test_norms_of_singular_and_of_empty_matrices():
 def test_orthogonal_matrices_of_float64():
     x = th.nn.init.orthogonal_(th.empty(5, 3, dtype=th.float64))
     close((x.mT @ x).flatten().tolist(), th.eye(3).flatten().tolist(), 1e-14)
+
+
+def test_truth_values_as_subscripts_of_assignments():
+    x = th.arange(4).reshape(2, 2)
+    x[True] = 2.5
+    x[False] = 7
+    assert x.tolist() == [[2, 2], [2, 2]] and x.dtype is th.int64
+
+
+def test_the_step_of_a_slice_is_in_its_stride_whatever_its_length():
+    assert th.zeros(2)[::2].stride() == (2,) and th.zeros(3, 4)[:1:5].stride() == (20, 1)
+    assert th.zeros(2)[:: 2**62].tolist() == [0]

@@ -434,3 +434,11 @@ def test_an_impossible_sequence_has_no_gradient_unless_it_counts_as_0():
         loss.sum().backward()
         assert loss[0].item() == (0.0 if zero_infinity else math.inf) and math.isfinite(loss[1].item())
         assert x.grad[:3, 0].isnan().all() != zero_infinity and x.grad[3, 0].tolist() == [0.0] * 3 and x.grad[:, 1].isfinite().all()
+
+
+def test_losses_without_targets_have_a_gradient_of_zeros_with_a_graph_too():
+    for smoothing in (0.0, 0.1):
+        x = th.randn(2, 3, requires_grad=True)
+        loss = th.nn.functional.cross_entropy(x, th.full((2,), -100), label_smoothing=smoothing)
+        (gradient,) = th.autograd.grad(loss, x, create_graph=True)
+        assert gradient.tolist() == [[0, 0, 0]] * 2, smoothing

@@ -196,3 +196,15 @@ def test_parts_of_threads_are_those_of_a_list():
             found.append(th.cat([parameter.detach() for parameter in parts]))
         assert th.equal(*found)
         assert not th.equal(found[0], th.cat(values))
+
+
+def test_rprops_first_step_has_the_learning_rate_of_that_time():
+    for options in ({}, {"differentiable": True}):
+        x = th.ones(1, requires_grad=True)
+        optimizer = th.optim.Rprop([x], lr=0.1, **options)
+        optimizer.param_groups[0]["lr"] = 0.05
+        leaf = x.clone() if options else x
+        optimizer.param_groups[0]["params"][0] = leaf
+        leaf.grad = th.ones(1)
+        optimizer.step()
+        assert abs(leaf.item() - 0.95) < 1e-6, options

@@ -4,6 +4,8 @@ definition."""
 import collections
 import inspect
 
+import warnings
+
 import thalweg as th
 import thalweg.nn.functional as F
 import thalweg.signal.windows as windows
@@ -33,6 +35,10 @@ def test_arrays_of_numpy():
     assert isinstance(np.sin(th.ones(2)), th.Tensor)
     with raises(TypeError):
         np.ones(2) * th.ones(2)
+    assert (th.tensor([1, 2]) == np.array([1, 3])).tolist() == [True, False] and (th.tensor([1, 2]) != np.array([1, 3])).tolist() == [False, True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert th.arange(8).reshape(2, 2, 2)[[np.array([0, 1]), np.array([0, 1])]].tolist() == [[0, 1], [6, 7]]
 
 
 def test_sequences_as_subscripts():

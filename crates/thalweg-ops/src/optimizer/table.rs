@@ -616,7 +616,9 @@ optimizers! { $
             let (shrinks, grows) = (change.lt(0.0), change.gt(0.0));
             let factor = grows.select(eta_plus.to(change.dtype()), change.like(1.0));
             let factor = shrinks.select(eta_minus.to(change.dtype()), factor);
-            step_size = (step_size * factor).maximum(min_step_size).minimum(max_step_size);
+            // The first step has the learning rate of that time.
+            let former = step.is(1.0).select(learning_rate.to(step_size.dtype()), step_size);
+            step_size = (former * factor).maximum(min_step_size).minimum(max_step_size);
             prev = shrinks.select(gradient.like(0.0), gradient);
             parameter = parameter - sign(prev) * step_size;
         }

@@ -105,7 +105,9 @@ impl Tensor {
     pub fn taken_out(&self) -> Self {
         let autograd = self.0.autograd.moved(None, false);
         autograd.requires_grad.store(false, Ordering::Release);
-        self.with_autograd(autograd)
+        let taken = self.with_autograd(autograd);
+        taken.0.autograd.kept().set_leaf(&taken);
+        taken
     }
 
     /// Returns the edge that this tensor's gradient flows to: its node, or the accumulator of a leaf. `None` if it requires none.

@@ -84,6 +84,11 @@ impl KeptGradient {
         self.leaf.lock().upgrade().map(Tensor)
     }
 
+    /// Returns whether the leaf still requires a gradient. A leaf may be frozen after it was used.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.leaf().is_none_or(|leaf| leaf.requires_grad())
+    }
+
     /// Returns the hooks, if there ever were any.
     pub(crate) fn hooks(&self) -> Option<&LeafHooks> {
         self.hooks.get().map(|hooks| &**hooks)
@@ -195,7 +200,7 @@ impl Backward for Accumulate {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        if let Some(arrived) = &gradients[0] {
+        if let Some(arrived) = gradients[0].as_ref().filter(|_| self.kept.is_wanted()) {
             let (found, own) = (arrived.shape(), self.layout.shape());
             refuse_if!(found != own, "a gradient of shape {found:?} arrived at a leaf of shape {own:?}");
             self.kept.add(arrived, &self.layout)?;

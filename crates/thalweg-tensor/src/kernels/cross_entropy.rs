@@ -74,7 +74,7 @@ fn by_operators(call: &GradientCall<'_>, numbers: &Numbers) -> Result<Tensor> {
     let [count, ignored] = [classes, ignored].map(|value| number(Scalar::I64(value), target.dtype()));
     let [zero, one, nan] = [0.0, 1.0, f64::NAN].map(|value| number(Scalar::F64(value), compute));
     let in_range = target.ge(&number(Scalar::I64(0), target.dtype())?)?.logical_and(&target.lt(&count?)?)?;
-    let weight = target.eq(&ignored?)?.select_where(&zero?, &in_range.select_where(&one?, &nan?)?)?;
+    let is_ignored = target.eq(&ignored?)?;
     let spread = |rows: &Tensor| rows.to_dtype(compute)?.unsqueeze(at);
     let mut extents = Shape::from_elem(1, x.rank());
     extents[dimension] = classes as usize;
@@ -86,7 +86,9 @@ fn by_operators(call: &GradientCall<'_>, numbers: &Numbers) -> Result<Tensor> {
         _ => is_class.mul_scalar(1.0 - smoothing)?.add_scalar(smoothing / classes as f64)?,
     };
     let part = x.to_dtype(compute)?.softmax(at)?;
-    let gradient = call.gradient()?.to_dtype(compute)?.mul(&weight)?;
+    // Without targets that count, the gradient of their mean is infinite.
+    let gradient = call.gradient()?.to_dtype(compute)?.mul(&in_range.select_where(&one?, &nan?)?)?;
+    let gradient = is_ignored.select_where(&zero?, &gradient)?;
     let result = part.sub(&wanted)?.mul(&spread(&gradient)?)?;
     let result = match call.has_gradient(1) {
         true => result.add(&part.mul(&spread(&call.gradient_of(1)?)?)?)?,

@@ -112,11 +112,7 @@ impl Recording {
     }
 
     /// Records the write, which has happened.
-    pub(crate) fn record(mut self, write: Write) {
-        if self.region.is_none() && matches!(write, Write::Copy { .. }) {
-            // Nothing of the former value is left.
-            self.edges[0] = None;
-        }
+    pub(crate) fn record(self, write: Write) {
         let stream = self.whole.device().current_stream();
         let wanted = [0, 1].map(|input| self.edges[input].is_some());
         let function = Box::new(WriteBackward { write, region: self.region, wanted });
@@ -141,7 +137,12 @@ impl Backward for WriteBackward {
         let mut results = Gradients::from_elem(None, 2);
         let Some(gradient) = &gradients[0] else { return Ok(results) };
         let (before, source) = match &self.region {
-            None => self.write.gradients(gradient)?,
+            None => {
+                let (before, source) = self.write.gradients(gradient)?;
+                let is_left_out = before.is_none() && self.wanted[0];
+                let zeros = || Tensor::zeros(gradient.shape(), gradient.dtype(), gradient.device());
+                (if is_left_out { Some(zeros()?) } else { before }, source)
+            }
             Some(region) => {
                 let [whole, part] = region.zeros(gradient)?;
                 whole.copy_(gradient)?;

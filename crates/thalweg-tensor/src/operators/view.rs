@@ -344,8 +344,9 @@ pub(super) fn slice(
     part(x, "slice", |layout| {
         let (mut shape, mut strides): (Shape, Shape) = (layout.shape().into(), layout.strides().into());
         shape[dim] = length;
-        if length > 1 {
-            strides[dim] *= step as usize;
+        let stride = strides[dim].checked_mul(step as usize).filter(|&stride| stride <= isize::MAX as usize);
+        if let Some(stride) = stride {
+            strides[dim] = stride;
         }
         Ok(Layout::new(&shape, &strides, layout.offset() + start as usize * layout.strides()[dim])?)
     })

@@ -217,7 +217,9 @@ def _rprop(group, parameter, gradient, step, state):
     (shrink, grow), (least, greatest) = group.pair("etas"), group.pair("step_sizes")
     sign = gradient * state["prev"]
     factor = _core.where(sign > 0, grow, _core.where(sign < 0, shrink, 1.0)).to(parameter.dtype)
-    size = (state["step_size"] * factor).clamp(least, greatest)
+    # The first step has the learning rate of that time.
+    former = _core.where(step == 1, group.lr, state["step_size"])
+    size = (former * factor).clamp(least, greatest)
     gradient = gradient.masked_fill(sign < 0, 0.0)
     return parameter - gradient.sign() * size, {"prev": gradient, "step_size": size}
 
