@@ -313,7 +313,7 @@ const LEAST_SPLIT: u64 = 256;
 /// The fewest keys for each of the blocks that share a head.
 const LEAST_SHARE: u64 = 32;
 
-/// How a block computes scores and sums.
+/// A way to compute scores and sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     /// With so many lanes for a key.
@@ -327,7 +327,7 @@ enum Way {
 struct Form {
     /// The dtype of the operands.
     dtype: DType,
-    /// How a block computes.
+    /// The way in which a block computes.
     way: Way,
     /// The number of blocks that share the keys of a head.
     split: u64,

@@ -3,7 +3,6 @@ definition."""
 
 import collections
 import inspect
-
 import warnings
 
 import thalweg as th

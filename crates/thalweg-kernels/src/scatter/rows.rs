@@ -146,8 +146,9 @@ fn run_typed<T: Pod>(launch: &HostLaunch<'_>, sizes: &ScatterRows, at: Operands)
     let [outer, extent, count, inner] = sizes.sizes;
     let last = if count > 1 { launch.read::<u32>(last, extent as usize)? } else { &[] };
     let written = launch.write::<T>(result, results)?;
-    let named =
-        |k: u64| Some((k, sizes.row(index, k).filter(|&row| count == 1 || u64::from(last[row as usize]) == k + 1)?));
+    let named = |k: u64| {
+        Some((k, sizes.row(index, k).filter(|&row| count == 1 || u64::from(last[row as usize]) == k + 1)?))
+    };
     for (k, row) in (0..count).filter_map(named) {
         for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
             let [by_outer, by_count, by_inner] = sizes.source_strides;

@@ -180,7 +180,8 @@ impl Node {
         mut results: Gradients,
         gradients: &[Option<Tensor>],
     ) -> Result<Gradients> {
-        if let Some(hooks) = self.kept.as_ref().filter(|kept| kept.is_wanted()).and_then(|kept| kept.hooks()) {
+        if let Some(hooks) = self.kept.as_ref().filter(|kept| kept.is_wanted()).and_then(|kept| kept.hooks())
+        {
             for (_, hook) in hooks.accumulated.hooks() {
                 hook().map_err(|error| self.in_hook(error))?;
             }

@@ -70,7 +70,7 @@ def _of_part(change):
 
 
 def _are_free(written, changes, copy):
-    """Returns whether each value of an input is read only before the next change, and whether the last one is no result of the graph."""
+    """Returns whether each value of an input is read only before the next change, and whether the graph does not return the last one."""
     places = {node: place for place, node in enumerate(copy.graph.nodes)}
     known = {copy, *changes}
     for value, following in zip([written, *changes], [*changes, None]):
