@@ -90,7 +90,7 @@ def test_a_step_of_a_decoder_copies_no_cache_and_repeats_no_heads(torch, dynamo)
     if (reason := without_gpu(torch)) is not None:
         return reason
     aten, ours = torch.ops.aten, torch.ops.thalweg_graph
-    for tokens, heads, is_masked in ((1, 2, True), (1, 6, True), (1, 2, False), (3, 2, True)):
+    for tokens, heads, is_masked, varies in ((1, 2, True, False), (1, 6, True, False), (1, 2, False, True), (3, 2, True, False), (1, 2, True, True)):
 
         def step(x, keys, values, count, mask):
             at = torch.arange(tokens) + count
@@ -107,7 +107,9 @@ def test_a_step_of_a_decoder_copies_no_cache_and_repeats_no_heads(torch, dynamo)
             return [x, keys, values, torch.tensor(5), torch.arange(20) < torch.arange(6, 6 + tokens)[:, None]]
 
         torch._dynamo.reset()
-        compiled, given, expected = torch.compile(step, backend=as_gpu.backend), inputs(), inputs()
+        compiled, given, expected = torch.compile(step, backend=as_gpu.backend, dynamic=None if varies else False), inputs(), inputs()
+        for tensor, dimension in ((given[1], 2), (given[2], 2), (given[4], 1)) if varies else ():
+            torch._dynamo.mark_dynamic(tensor, dimension)
         with torch.no_grad():
             for _ in range(2):
                 nodes, found = of_graph(lambda: compiled(*given))

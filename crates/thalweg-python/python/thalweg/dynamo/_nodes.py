@@ -16,6 +16,15 @@ def known(sizes):
     return list(sizes)
 
 
+def are_same(sizes, others):
+    """Returns whether sizes are known to be the same: without a guard, which comparing sizes that vary would add."""
+
+    def form(size):
+        return size if isinstance(size, int) else size.node.expr
+
+    return list(map(form, sizes)) == list(map(form, others))
+
+
 def is_on_gpu(tensor):
     """Returns whether a tensor is on a GPU."""
     return tensor.device.type == "cuda"

@@ -6,7 +6,7 @@ import operator
 import torch
 
 from ._attention import ours
-from ._nodes import call, is_call
+from ._nodes import are_same, call, is_call
 
 aten = torch.ops.aten
 
@@ -42,7 +42,7 @@ def _share_heads(node):
     """Passes heads of keys and values once that are repeated in memory, if both are."""
     query, key, value, *rest = node.args
     shared = [_unrepeated(one) for one in (key, value)]
-    if None not in shared and shared[0].meta["val"].shape[1] == shared[1].meta["val"].shape[1]:
+    if None not in shared and are_same(shared[0].meta["val"].shape, shared[1].meta["val"].shape):
         node.args = (query, *shared, *rest)
 
 
@@ -59,8 +59,10 @@ def _unrepeated(node):
     if heads.meta["val"].dim() != 4 or dimension not in (2, -3):
         return None
     batch, count, tokens, features = heads.meta["val"].shape
-    is_whole = repeated[:2] == (batch, count) and repeated[3:] == (tokens, features)
-    return heads if is_whole and node.meta["val"].shape == (batch, count * repeated[2], tokens, features) else None
+    if not (isinstance(count, int) and isinstance(repeated[2], int)):
+        return None
+    is_whole = are_same(repeated, [batch, count, repeated[2], tokens, features])
+    return heads if is_whole and are_same(node.meta["val"].shape, [batch, count * repeated[2], tokens, features]) else None
 
 
 def _is_one(node):
@@ -68,9 +70,9 @@ def _is_one(node):
     query, key, value, mask, state, is_causal, scale, dropout = node.args
     of_query, of_key, of_value = (one.meta["val"] for one in (query, key, value))
     features = of_query.shape[-1]
-    is_plain = not is_causal and not dropout and state is None and of_query.shape[2] == 1
+    is_plain = not is_causal and not dropout and state is None and are_same([of_query.shape[2]], [1])
     fits = isinstance(features, int) and features <= _MOST_FEATURES and features % (16 // of_query.element_size()) == 0
-    return is_plain and fits and of_key.shape == of_value.shape and (mask is None or mask.meta["val"].dtype is torch.bool)
+    return is_plain and fits and are_same(of_key.shape, of_value.shape) and (mask is None or mask.meta["val"].dtype is torch.bool)
 
 
 def _compute_one(graph, node):

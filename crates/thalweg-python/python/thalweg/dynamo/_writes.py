@@ -9,7 +9,7 @@ import operator
 import torch
 
 from ._given import is_view
-from ._nodes import call, is_call
+from ._nodes import are_same, call, is_call
 
 aten = torch.ops.aten
 
@@ -45,8 +45,8 @@ def in_place(graph):
 
 def _is_alike(former, changed):
     """Returns whether a changed value has the form of the former one, whose memory it is to have."""
-    forms = [(one.dtype, one.shape, one.stride()) for one in (former.meta["val"], changed.meta["val"])]
-    return forms[0] == forms[1]
+    one, other = former.meta["val"], changed.meta["val"]
+    return one.dtype == other.dtype and are_same([*one.shape, *one.stride()], [*other.shape, *other.stride()])
 
 
 def _changes(value, written):
