@@ -351,7 +351,7 @@ impl LoopOp {
         zero_dimensional: u32,
         scalars: Category,
     ) -> Result<DType, DTypeError> {
-        promoted(&inputs[first..], zero_dimensional >> first)
+        result_type(&inputs[first..], zero_dimensional >> first)
             .map(|dtype| match scalars {
                 Category::FloatingPoint if dtype.category() < scalars => default_dtype(),
                 Category::Integer if dtype.category() < scalars => DType::I64,
@@ -453,7 +453,16 @@ impl LoopOp {
 
 /// Returns the dtype to which inputs are converted (`torch.result_type`). `zero_dimensional` has a bit for each input without
 /// dimensions.
-fn promoted(inputs: &[DType], zero_dimensional: u32) -> Result<DType, PromotionError> {
+///
+/// # Errors
+/// [`PromotionError`] if two of the dtypes have no common one.
+///
+/// ```
+/// # use thalweg_ir::DType;
+/// // A number does not widen a tensor with dimensions, but makes it complex.
+/// assert_eq!(thalweg_ops::result_type(&[DType::F32, DType::C128], 0b10), Ok(DType::C64));
+/// ```
+pub fn result_type(inputs: &[DType], zero_dimensional: u32) -> Result<DType, PromotionError> {
     let of = |zero: bool| {
         let list =
             inputs.iter().enumerate().filter(|(index, _)| (zero_dimensional >> index & 1 == 1) == zero);

@@ -32,8 +32,8 @@ pub mod structured;
 
 pub use default_dtype::{default_dtype, set_default_dtype};
 pub use definition::{
-    Autocast, DTypeError, DTypeRule, DTypes, Examples, FromResult, LoopOp, Signature, Sizes, Space, scalar,
-    scalar_bits,
+    Autocast, DTypeError, DTypeRule, DTypes, Examples, FromResult, LoopOp, Signature, Sizes, Space,
+    result_type, scalar, scalar_bits,
 };
 pub use elementwise::{elementwise, parts, table};
 pub use gradient::{

@@ -73,7 +73,6 @@ const TAKES_NUMBERS: &[&str] = &[
     "bitwise_xor",
     "div",
     "divide",
-    "float_power",
     "floor_divide",
     "mul",
     "multiply",

@@ -118,3 +118,15 @@ def test_gradients_of_eigenvalues_of_complex_matrices():
     gradient, = th.autograd.grad(th.linalg.eigvalsh(whole).square().sum(), whole, create_graph=True)
     close(gradient, 2 * whole)
     close(th.autograd.grad(gradient.abs().square().sum(), whole)[0], 8 * whole)
+
+
+def test_powers_have_the_dtype_of_their_operands_with_dimensions():
+    one = {dtype: th.ones(1, dtype=dtype) for dtype in (th.float32, th.float64, th.complex64, th.complex128)}
+    assert (one[th.float32] ** th.tensor(1j, dtype=th.complex128)).dtype is th.complex64
+    assert (one[th.complex64] ** th.tensor(2.0, dtype=th.float64)).dtype is th.complex64
+    assert (one[th.complex64] ** th.tensor(2j, dtype=th.complex128)).dtype is th.complex64
+    assert (one[th.complex64] ** one[th.complex128]).dtype is th.complex128 and (one[th.float64] ** one[th.complex64]).dtype is th.complex128
+
+
+def test_a_number_is_the_base_of_powers_in_float64():
+    assert th.float_power(0.1, th.ones(1)).item() == 0.1

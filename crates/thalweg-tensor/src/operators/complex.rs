@@ -219,7 +219,8 @@ pub(super) fn power_of_number(call: &Call<'_>) -> Result<Tensors> {
 /// Returns base^exponent = exp(exponent · log base). For a base of 0 it is 0 where the exponent's real part is positive, infinite
 /// where that is negative, 1 where the exponent is 0, and otherwise NaN.
 pub(super) fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
-    let dtype = DType::promote(base.dtype(), exponent.dtype());
+    let zero_dimensional = u32::from(base.rank() == 0) | u32::from(exponent.rank() == 0) << 1;
+    let dtype = thalweg_ops::result_type(&[base.dtype(), exponent.dtype()], zero_dimensional);
     let dtype = dtype.map_err(|error| Error::invalid(error.to_string()))?;
     // An error of the angle grows with the exponent: in f64 it stays below the rounding of f32.
     let (base, exponent) = (base.to_dtype(DType::C128)?, exponent.to_dtype(DType::C128)?);

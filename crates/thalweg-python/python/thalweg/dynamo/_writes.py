@@ -90,7 +90,7 @@ def _readers(value):
     """Returns the nodes that read a value or a view of it, with what they read."""
     found = []
     for user in value.users:
-        found += _readers(user) if is_view(user.target) else [(user, value)]
+        found += _readers(user) if is_view(user.target) or user.target is operator.getitem else [(user, value)]
     return found
 
 
