@@ -24,19 +24,21 @@ union piece {
     u32 pairs[4];
 };
 
+// A product has 16 rows, of which the second half are zeros here: its sums are dropped.
+
 // Adds the products of 16 features of the heads and of eight keys.
 DEVICE void add_scores(f32 (&sums)[2], const u32 first, const u32 second, const u32 key_first, const u32 key_second) {
-    f32 none[2];
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT_NAME "." ELEMENT_NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
-        : "+f"(sums[0]), "+f"(sums[1]), "=f"(none[0]), "=f"(none[1])
+    asm("{\n.reg .f32 a, b;\n"
+        "mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT_NAME "." ELEMENT_NAME ".f32 {%0, %1, a, b}, {%2, %3, %4, %3}, {%5, %6}, {%0, %1, %7, %7};\n}"
+        : "+f"(sums[0]), "+f"(sums[1])
         : "r"(first), "r"(0), "r"(second), "r"(key_first), "r"(key_second), "f"(0.0f));
 }
 
 // Adds eight values of eight features, times the weights that the heads give them.
 DEVICE void add_values(f32 (&sums)[2], const u32 weights, const u32 values) {
-    f32 none[2];
-    asm("mma.sync.aligned.m16n8k8.row.col.f32." ELEMENT_NAME "." ELEMENT_NAME ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %7, %7};"
-        : "+f"(sums[0]), "+f"(sums[1]), "=f"(none[0]), "=f"(none[1])
+    asm("{\n.reg .f32 a, b;\n"
+        "mma.sync.aligned.m16n8k8.row.col.f32." ELEMENT_NAME "." ELEMENT_NAME ".f32 {%0, %1, a, b}, {%2, %3}, {%4}, {%0, %1, %5, %5};\n}"
+        : "+f"(sums[0]), "+f"(sums[1])
         : "r"(weights), "r"(0), "r"(values), "f"(0.0f));
 }
 
