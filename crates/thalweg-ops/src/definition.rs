@@ -452,16 +452,10 @@ impl LoopOp {
 }
 
 /// Returns the dtype to which inputs are converted (`torch.result_type`). `zero_dimensional` has a bit for each input without
-/// dimensions.
+/// dimensions: of float32 with dimensions and complex128 without any, it is complex64.
 ///
 /// # Errors
 /// [`PromotionError`] if two of the dtypes have no common one.
-///
-/// ```
-/// # use thalweg_ir::DType;
-/// // A number does not widen a tensor with dimensions, but makes it complex.
-/// assert_eq!(thalweg_ops::result_type(&[DType::F32, DType::C128], 0b10), Ok(DType::C64));
-/// ```
 pub fn result_type(inputs: &[DType], zero_dimensional: u32) -> Result<DType, PromotionError> {
     let of = |zero: bool| {
         let list =
