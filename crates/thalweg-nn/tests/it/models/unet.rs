@@ -43,6 +43,8 @@ fn halved(x: &Tensor) -> Result<Tensor> {
 impl Network for UNet {
     type Options = AdamOptions;
 
+    const SMOOTH_STEPS: usize = 12;
+
     fn new(g: &mut Generator, d: &Device) -> Result<Self> {
         let two = ConvOptions { stride: [2, 2], ..ConvOptions::default() };
         let wide = ConvOptions { padding: [1, 1], ..two };
