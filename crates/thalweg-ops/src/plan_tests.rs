@@ -251,7 +251,7 @@ fn rows_that_fit_into_registers_are_held() {
     assert_eq!(sum(&[1000], &[1024], &[1024], &[1]).class.cascade, 1);
     // Few rows have a thread for each vector, as far as a row's values fit the registers of so many.
     let of_few = |rows: u64, points: u64| held(&sum(&[rows], &[points], &[points], &[1]));
-    assert_eq!([of_few(128, 1024), of_few(129, 1024)], [(256, 4, 1), (32, 4, 8)]);
+    assert_eq!([of_few(63, 1024), of_few(64, 1024)], [(256, 4, 1), (32, 4, 8)]);
     assert_eq!([of_few(1, 96), of_few(1, 768), of_few(1, 8192)], [(8, 4, 3), (256, 4, 1), (256, 4, 8)]);
 }
 

@@ -27,9 +27,9 @@ const SHARING: u64 = 512;
 /// The most threads of a block.
 const BLOCK: u64 = 1024;
 
-/// The most rows whose points are divided among as many threads as they have vectors: so few leave most of a GPU idle, and take as long as a
-/// thread does with its points.
-const FEW_ROWS: u64 = 128;
+/// The number of points of all rows below which a row has as many threads as it has vectors: so few leave most of a GPU idle, and take as
+/// long as a thread does with its points. The parts of long rows have more.
+const FEW_POINTS: u64 = 1 << 16;
 
 /// The fewest points of a thread that reads a row online; below, the most threads of such a row. With more threads, fewer rows
 /// would be in flight while some wait for their last elements.
@@ -152,7 +152,7 @@ fn threads_with_values(body: &Body, class: &Class, rows: u64, points: u64) -> Op
     let (held, vector) = (Held::of(body, class, true)?, u64::from(class.vector));
     let bytes = held.bytes_of_a_point(body, class.vector);
     let (vectors, most_threads) = (points.div_ceil(vector), u64::from(MOST_THREADS_WITH_VALUES));
-    let is_spread = rows <= FEW_ROWS && vectors > WARP && held.combines();
+    let is_spread = rows.saturating_mul(points) < FEW_POINTS && vectors > WARP && held.combines();
     let reading = if is_spread { vectors.next_power_of_two().min(most_threads) } else { reading(vectors) };
     // If nothing is combined, no thread waits for others: more threads have more loads in flight.
     let rooms = if held.combines() { &ROOMS[..] } else { &ROOMS[..1] };
