@@ -32,14 +32,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
 #endif
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = threadIdx.x / TEAM;
     const u32 feature = threadIdx.x % TEAM * WIDTH;
-    // With a new key, only the keys up to its position count; the new key is the last of them if its position is in range.
-    u32 keys = u32(x.keys), fresh = 0xffffffffu;
-    if ((x.flags >> 9) != 0) {
-        const i64 position = *x.position;
-        fresh = position >= 0 && position < i64(keys) ? u32(position) : fresh;
-        keys = position < 0 ? 0 : fresh < keys ? fresh + 1 : keys;
-    }
-    const u32 share = (keys + PARTS - 1) / PARTS, begin = min(keys, share * blockIdx.y), end = min(keys, begin + share);
+    u32 begin, end, fresh;
+    share_of(x, begin, end, fresh);
     const bool is_active = feature < x.features, is_masked = (x.flags >> 8 & 1) != 0;
     const f32 scale = __uint_as_float(u32(x.scale));
     for (u64 block = blockIdx.x; block < x.batch * x.heads; block += gridDim.x) {
@@ -163,20 +157,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
         __syncthreads();
         meet();
         if (blockIdx.y == 0 && threadIdx.x < x.features) {
-            f32 most = block_greatest;
-            #pragma unroll
-            for (u32 part = 1; part < PARTS; ++part) {
-                const f32 other = of_part(&block_greatest, part);
-                most = most < other ? other : most;
-            }
-            f32 total = 0.0f, sum = 0.0f;
-            #pragma unroll
-            for (u32 part = 0; part < PARTS; ++part) {
-                const f32 factor = to_greatest(of_part(&block_greatest, part), most);
-                total = fmaf(of_part(&block_total, part), factor, total);
-                sum = fmaf(of_part(&block_sums[threadIdx.x], part), factor, sum);
-            }
-            x.result[block * x.features + threadIdx.x] = STORE(total == 0.0f ? 0.0f : sum / total);
+            x.result[block * x.features + threadIdx.x] = STORE(of_all_parts(&block_greatest, &block_total, &block_sums[threadIdx.x]));
         }
         meet();
         __syncthreads();

@@ -69,3 +69,36 @@ static __device__ __forceinline__ f32 of_part(const f32* own, const u32 part) {
     return *own;
 #endif
 }
+
+// Determines a block's keys, and the number of the new key, if there is one in range: only the keys up to its position count then, and it is the
+// last of them.
+static __device__ __forceinline__ void share_of(const arguments& x, u32& begin, u32& end, u32& fresh) {
+    u32 keys = u32(x.keys);
+    fresh = 0xffffffffu;
+    if ((x.flags >> 9) != 0) {
+        const i64 position = *x.position;
+        fresh = position >= 0 && position < i64(keys) ? u32(position) : fresh;
+        keys = position < 0 ? 0 : fresh < keys ? fresh + 1 : keys;
+    }
+    const u32 share = (keys + PARTS - 1) / PARTS;
+    begin = min(keys, share * blockIdx.y);
+    end = min(keys, begin + share);
+}
+
+// The weighted mean of values from the sums of all blocks that share keys, by the addresses of this block's own; 0 if no key counts.
+static __device__ __forceinline__ f32 of_all_parts(const f32* greatest, const f32* total, const f32* sum) {
+    f32 most = *greatest;
+    #pragma unroll
+    for (u32 part = 1; part < PARTS; ++part) {
+        const f32 other = of_part(greatest, part);
+        most = most < other ? other : most;
+    }
+    f32 all = 0.0f, weighted = 0.0f;
+    #pragma unroll
+    for (u32 part = 0; part < PARTS; ++part) {
+        const f32 factor = to_greatest(of_part(greatest, part), most);
+        all = fmaf(of_part(total, part), factor, all);
+        weighted = fmaf(of_part(sum, part), factor, weighted);
+    }
+    return all == 0.0f ? 0.0f : weighted / all;
+}

@@ -66,16 +66,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // A lane's row and column of each matrix: a key or a head, and a quarter of the features or a pair of keys.
     const u32 row = lane / 4, column = lane % 4;
-    // With a new key, only the keys up to its position count; the new key is the last of them if its position is in range.
-    u32 keys = u32(x.keys), fresh = 0xffffffffu;
-    if ((x.flags >> 9) != 0) {
-        const i64 position = *x.position;
-        fresh = position >= 0 && position < i64(keys) ? u32(position) : fresh;
-        keys = position < 0 ? 0 : fresh < keys ? fresh + 1 : keys;
-    }
-    const u32 share = (keys + PARTS - 1) / PARTS, begin = min(keys, share * blockIdx.y), end = min(keys, begin + share);
+    u32 begin, end, fresh;
+    share_of(x, begin, end, fresh);
     const bool is_masked = (x.flags >> 8 & 1) != 0;
-    const u32 features = u32(x.features), mask_key = u32(x.mask_key);
+    const u32 features = u32(x.features);
     const f32 scale = __uint_as_float(u32(x.scale));
     const u64 sharing = x.heads / x.kv_heads, groups = (sharing + GROUP - 1) / GROUP;
     for (u64 block = blockIdx.x; block < x.batch * x.kv_heads * groups; block += gridDim.x) {
@@ -108,9 +102,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
             const u32 own = start + row;
             bool is_seen = own < end;
             if (is_seen && is_masked) {
-                is_seen = mask[own * mask_key] != 0;
+                is_seen = mask[own * x.mask_key] != 0;
                 for (u32 other = 1; x.mask_head != 0 && other < heads; ++other) {
-                    is_seen = is_seen || mask[other * x.mask_head + own * mask_key] != 0;
+                    is_seen = is_seen || mask[other * x.mask_head + own * x.mask_key] != 0;
                 }
             }
             piece key[KEY_PARTS], value[2][VALUE_PARTS];
@@ -149,7 +143,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
                     }
                 }
                 if (counts[second] && is_masked && x.mask_head != 0) {
-                    counts[second] = row < heads && mask[row * x.mask_head + at * mask_key] != 0;
+                    counts[second] = row < heads && mask[row * x.mask_head + at * x.mask_key] != 0;
                 }
             }
             f32 scores[2] = {0.0f, 0.0f};
@@ -235,21 +229,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
         meet();
         for (u32 at = threadIdx.x; blockIdx.y == 0 && at < heads * HEAD; at += THREADS) {
             const u32 own = at / HEAD, feature = at % HEAD;
-            if (feature >= features) { continue; }
-            f32 most_of_all = block_greatest[own];
-            #pragma unroll
-            for (u32 part = 1; part < PARTS; ++part) {
-                const f32 other = of_part(&block_greatest[own], part);
-                most_of_all = most_of_all < other ? other : most_of_all;
+            if (feature < features) {
+                const f32 mean = of_all_parts(&block_greatest[own], &block_totals[own], &block_sums[own][feature]);
+                x.result[(item * x.heads + head + own) * features + feature] = STORE(mean);
             }
-            f32 all = 0.0f, sum = 0.0f;
-            #pragma unroll
-            for (u32 part = 0; part < PARTS; ++part) {
-                const f32 factor = to_greatest(of_part(&block_greatest[own], part), most_of_all);
-                all = fmaf(of_part(&block_totals[own], part), factor, all);
-                sum = fmaf(of_part(&block_sums[own][feature], part), factor, sum);
-            }
-            x.result[(item * x.heads + head + own) * features + feature] = STORE(all == 0.0f ? 0.0f : sum / all);
         }
         meet();
         __syncthreads();
