@@ -66,13 +66,12 @@ def _unrepeated(node):
 
 
 def _is_one(node):
-    """Returns whether the kernel of one query takes a call."""
-    query, key, value, mask, state, is_causal, scale, dropout = node.args
-    of_query, of_key, of_value = (one.meta["val"] for one in (query, key, value))
-    features = of_query.shape[-1]
-    is_plain = not is_causal and not dropout and state is None and are_same([of_query.shape[2]], [1])
-    fits = isinstance(features, int) and features <= _MOST_FEATURES and features % (16 // of_query.element_size()) == 0
-    return is_plain and fits and are_same(of_key.shape, of_value.shape) and (mask is None or mask.meta["val"].dtype is torch.bool)
+    """Returns whether the kernel of one query takes a call, whose features are known and whole chunks of 16 bytes."""
+    query, key, value, mask, state, is_causal, _, dropout = node.args
+    *_, queries, features = query.meta["val"].shape
+    is_plain = not is_causal and not dropout and state is None and are_same([queries], [1]) and features <= _MOST_FEATURES
+    is_truth = mask is None or mask.meta["val"].dtype is torch.bool
+    return is_plain and is_truth and are_same(key.meta["val"].shape, value.meta["val"].shape)
 
 
 def _compute_one(graph, node):

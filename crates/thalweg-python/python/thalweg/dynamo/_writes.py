@@ -10,6 +10,7 @@ import torch
 
 from ._given import is_view
 from ._nodes import are_same, call, is_call
+from ._streams import is_of_streams
 
 aten = torch.ops.aten
 
@@ -110,7 +111,7 @@ def _write(graph, change, is_done):
 
 
 def _uses_streams(graph):
-    return any(isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "streams" for node in graph.nodes)
+    return any(is_of_streams(node.target) for node in graph.nodes)
 
 
 def early(graph):
